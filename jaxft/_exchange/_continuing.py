@@ -8,6 +8,9 @@ The frame also says how many exchanges have ended over the connection. If one ha
 may still be in the connection, and both ends see that the numbers differ. After a failed exchange the connection is
 closed. In each of these cases the two connect again (`_mesh.py`).
 
+Before it there may be frames by which the peer has said that bytes of a round move (`_grid.py`): in the last exchange
+it had nothing else to send over this connection, so they were not read.
+
 The frame has the connection's next tag: no one else can send it, or send it twice (`_seals.py`).
 """
 
@@ -16,6 +19,7 @@ import select
 import socket
 from typing import NamedTuple
 
+from jaxft._exchange._frames import HEADER_BYTES
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import SEND_FLAGS
 
@@ -29,6 +33,9 @@ class Kept(NamedTuple):
 
     connection: Connection
     exchanges: int  # how many have ended over it
+    progress: (
+        bytes  # the header by which the peer may have said that bytes of a round move, which no one has read
+    )
 
 
 class Continuing:
@@ -38,6 +45,7 @@ class Continuing:
         connection: owned until `advance` returns it.
         mine: the header of this member's frame.
         theirs: the header of the peer's.
+        skipped: the header of frames that may come before that.
 
     Raises:
         NotContinued: the frame cannot be sent.
@@ -45,10 +53,10 @@ class Continuing:
 
     events = select.POLLIN
 
-    def __init__(self, connection: Connection, mine: bytes, theirs: bytes) -> None:
+    def __init__(self, connection: Connection, mine: bytes, theirs: bytes, skipped: bytes) -> None:
         self.sock: socket.socket = connection.sock
         self._connection = connection
-        self._expected = theirs + connection.incoming.tag(theirs, b"")
+        self._theirs, self._skipped = theirs, skipped
         self._received = bytearray()
         frame = mine + connection.outgoing.tag(mine, b"")
         try:
@@ -64,20 +72,27 @@ class Continuing:
         Raises:
             NotContinued: the peer does not go on with this connection.
         """
-        try:
-            received = self.sock.recv(len(self._expected) - len(self._received), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise self._over(str(error)) from error
-        if not received:
-            raise self._over("it closed the connection")
-        self._received += received
-        if len(self._received) < len(self._expected):
-            return None
-        if not hmac.compare_digest(self._received, self._expected):
-            raise self._over("it sent something else")
-        return self._connection
+        tags = self._connection.incoming
+        while True:
+            rest = HEADER_BYTES + tags.size_bytes - len(self._received)
+            try:
+                received = self.sock.recv(rest, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise self._over(str(error)) from error
+            if not received:
+                raise self._over("it closed the connection")
+            self._received += received
+            if len(received) < rest:
+                continue
+            header = bytes(self._received[:HEADER_BYTES])
+            is_known = header in (self._theirs, self._skipped)
+            if not is_known or not hmac.compare_digest(self._received[HEADER_BYTES:], tags.tag(header, b"")):
+                raise self._over("it sent something else")
+            if header == self._theirs:
+                return self._connection
+            self._received.clear()
 
     def _over(self, why: str) -> NotContinued:
         self.sock.close()

@@ -1,7 +1,7 @@
 """Who sums what in a large quorum: an exchange in rows and columns.
 
 Where everyone is connected to everyone, connections, frames and system calls of a member grow with the number of
-members. From `LEAST_MEMBERS` on, members stand in a grid of about as many rows as columns, in the order of the
+members. From 48 members on, they stand in a grid of about as many rows as columns, in the order of the
 quorum, and each is connected to its row and its column alone: to 62 of 1,000. An exchange takes three rounds:
 
 1. Within a row, each member reduces one slice: it sums what the row holds of it, up to the nodes of the tree that the
@@ -27,13 +27,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from jaxft_protocol.rows import LEAST_MEMBERS
+
 from jaxft._arrays._layout import Layout
 from jaxft._exchange import _plan
 from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, check_dealt, chunk_limit_bytes, cut, part_of
 from jaxft._exchange._tree import Node, cover
-
-# Measured: below, the additional rounds cost more than the connections that they save (docs/performance.md).
-LEAST_MEMBERS = 48
 
 
 @dataclass(frozen=True, slots=True)

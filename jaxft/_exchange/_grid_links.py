@@ -175,7 +175,8 @@ class _Rounds:
             exchange_into(links.column, means, self._total_shards, patience, self._tell_in_means)
         nothing = Partials(task.layout, self._total_shards)
         results = replace(task, plan=rounds.results, partials=nothing, heeds_progress=True)
-        exchange_into(links.row, results, self._total_shards, self._patience(2 * self._later_s))
+        patience = self._patience(2 * self._later_s)
+        exchange_into(links.row, results, self._total_shards, patience, self._tell_in_results)
 
     def _tell_in_sums(self, lane: Lane) -> None:
         """The column may be in the second round, and the row in the third."""
@@ -188,6 +189,11 @@ class _Rounds:
         """The row may be in the third round."""
         if self._is_time():
             self._links.row.tell(self._links.row.connections)
+
+    def _tell_in_results(self, lane: Lane) -> None:
+        """The column may be in the second round of the step's next exchange."""
+        if self._links.column is not None and self._is_time():
+            self._links.column.tell(self._links.column.connections)
 
     def _is_time(self) -> bool:
         now_s = time.monotonic()

@@ -7,6 +7,7 @@ a failed exchange they are not: bytes still in flight belong to an exchange that
 import contextlib
 import logging
 import select
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -141,7 +142,7 @@ class Links:
 
         Waits for none: one that takes no bytes is left out, and one that is lost is noticed when it is used.
         """
-        header = Stamp(self.me, tag(self.job), self.quorum_id, 0, 0).progress_header()
+        header = self._progress_header(self.me)
         poller = select.poll()
         by_fd = {self.connections[number].sock.fileno(): self.connections[number] for number in numbers}
         for fd in by_fd:
@@ -149,10 +150,18 @@ class Links:
         for fd, event in poller.poll(0):
             if event != select.POLLOUT:
                 continue
-            frame = header + by_fd[fd].outgoing.tag(header, b"")
-            with contextlib.suppress(OSError):
-                sent = by_fd[fd].sock.send(frame, SEND_FLAGS)
-                assert sent == len(frame), "a connection that is ready has room for a short frame"
+            connection = by_fd[fd]
+            frame = header + connection.outgoing.tag(header, b"")
+            try:
+                sent = connection.sock.send(frame, SEND_FLAGS)
+            except OSError:
+                sent = 0
+            if sent < len(frame):  # the peer could not make sense of another frame
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def _progress_header(self, number: int) -> bytes:
+        return Stamp(number, tag(self.job), self.quorum_id, 0, 0).progress_header()
 
     def exchange_ended(self) -> None:
         """Note that an exchange has ended here with all that belongs to it sent and received."""
@@ -169,7 +178,7 @@ class Links:
         mine = {_process(peer): number for number, peer in enumerate(self.members)}
         pairs = [(number, mine.get(_process(peer))) for number, peer in enumerate(members)]
         given = {
-            number: Kept(self.connections.pop(old), self._ended[old])
+            number: Kept(self.connections.pop(old), self._ended[old], self._progress_header(old))
             for number, old in pairs
             if old in self.connections
         }

@@ -94,10 +94,10 @@ class _Mesh:
 
     def begin(self, kept: Mapping[int, Kept], stamps: Sequence[Stamp]) -> None:
         """Dial later members, and offer all with whom there is a connection to go on with it."""
-        for number, (connection, exchanges) in kept.items():
-            mine, theirs = (stamps[end].header_to_continue(exchanges) for end in (self.me, number))
+        for number, one in kept.items():
+            mine, theirs = (stamps[end].header_to_continue(one.exchanges) for end in (self.me, number))
             with contextlib.suppress(NotContinued):
-                self.waiting[number] = Continuing(connection, mine, theirs)
+                self.waiting[number] = Continuing(one.connection, mine, theirs, one.progress)
         for number in self.wanted:
             if number > self.me and number not in self.waiting:
                 self._dial(number)

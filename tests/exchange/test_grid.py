@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxft_protocol.credentials import DataKey
 
 from jaxft._arrays._layout import DTYPES, Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
@@ -273,6 +274,7 @@ def fail_together(
 ) -> list[object]:
     """The outcomes of all, where something happens to one member instead of one of its three rounds."""
     layout, own, carry_out = Layout.of(BIG), threading.local(), _exchange.exchange_into
+    begun = threading.Barrier(9)
 
     def round_of(links: Links, task: Task, *rest: object) -> None:
         own.rounds = getattr(own, "rounds", -1) + 1
@@ -283,7 +285,9 @@ def fail_together(
 
     def one(number: int) -> list[np.ndarray]:
         own.number = number
-        return run(every[number], task_of(partials_of(layout, 9, FOUND[number])), timeout_s=timeout_s)
+        task = task_of(partials_of(layout, 9, FOUND[number]))
+        begun.wait(patience.FAR_S)
+        return run(every[number], task, timeout_s=timeout_s)
 
     every = links
     monkeypatch.setattr("jaxft._exchange._grid_links.exchange_into", round_of)
@@ -376,7 +380,7 @@ def test_a_slow_row_is_waited_for_while_its_bytes_move(
     compiled = None if by == "python" else loaded(None)
     monkeypatch.setattr(_compiled, "library", lambda: compiled)
     layout, timeout_s, slow = Layout.of(PLENTY), patience.stretched(0.8), 4
-    monkeypatch.setattr("jaxft._exchange._grid_links.LOOK_S", timeout_s / 4)
+    monkeypatch.setattr("jaxft._exchange._grid_links.LOOK_S", timeout_s / 8)
     own, rounds, turns = threading.local(), Counter[int](), Counter[int]()
     carry_out, ready = _exchange.exchange_into, threading.Event()
 
@@ -554,6 +558,53 @@ def test_connections_of_rows_and_columns_stay_where_neighbours_do(monkeypatch: p
             one.close()
 
 
+@pytest.mark.parametrize("key", [None, DataKey(bytes(range(32)))], ids=["checksums", "macs"])
+def test_what_no_one_has_read_is_skipped_in_the_next_exchange_and_at_a_new_quorum(
+    key: DataKey | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That bytes move is also said to those who then receive nothing else over that connection."""
+    monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    everyone = list(range(6))
+    with listeners(6, key) as made:
+        links = quorum_of(made, 1, everyone, {})
+        first = ports(links)
+        for quorum_id in (1, 2, 3):
+            for one in (each for grid in links.values() for each in grid.both):
+                for _ in range(3):
+                    one.tell(one.connections)
+            if quorum_id < 3:
+                check(links)
+                for one in (each for grid in links.values() for each in grid.both):
+                    one.tell(one.connections)
+            links = quorum_of(made, quorum_id + 1, everyone, links)
+            assert ports(links) == first
+        check(links)
+        for one in links.values():
+            one.close()
+
+
+def test_a_frame_that_is_cut_short_ends_its_connection() -> None:
+    """The peer would take what follows for the rest of it."""
+    with grid_of(dealt(4, 4)) as links:
+        row = links[0].row
+        connection = row.connections[1]
+        sock = connection.sock
+
+        class Short:
+            fileno = sock.fileno
+            shutdown = sock.shutdown
+
+            def send(self, frame: bytes, flags: int) -> int:
+                return sock.send(frame[:70], flags)
+
+        row.connections[1] = replace(connection, sock=cast(Any, Short()))
+        row.tell([1])
+        row.connections[1] = connection
+        assert sock.recv(1) == b""
+        assert len(links[1].row.connections[0].sock.recv(100)) == 70
+        assert links[1].row.connections[0].sock.recv(100) == b""
+
+
 def open_sockets() -> int:
     gc.collect()  # exceptions that were raised in threads keep their frames in circles
     links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
@@ -570,7 +621,7 @@ def test_nothing_is_left_open_where_some_cannot_be_reached(monkeypatch: pytest.M
         absent, stop = links.pop(2), Abort()
         timer = threading.Timer(0.2, stop.set, ["a new quorum"])
         timer.start()
-        outcomes = quorum_of(made, 2, (0, 1, 3), links, range(4), lambda number: stop)
+        outcomes = quorum_of(made, 2, (0, 1, 3), links, range(4), lambda n: Abort() if n == 1 else stop)
         timer.join()
         assert [type(outcome) for outcome in outcomes.values()] == [ExchangeFailed, GridLinks, ExchangeFailed]
         for one in (absent, outcomes[1]):

@@ -507,12 +507,14 @@ def test_a_connection_that_is_refused_restarts_the_clock(three: Members) -> None
 def continuing(mine: bytes = b"m" * 64, theirs: bytes = b"t" * 64) -> tuple[Continuing, socket.socket]:
     end, other = socket.socketpair()
     connection = Connection.sealed(end, outgoing=bytes(32), incoming=bytes(range(32)))
-    return Continuing(connection, mine, theirs), other
+    return Continuing(connection, mine, theirs, b"s" * 64), other
 
 
 def test_the_frame_may_come_in_pieces() -> None:
+    """And frames that no one has read before it."""
     one, other = continuing()
-    frame = b"t" * 64 + Macs(bytes(range(32))).tag(b"t" * 64, b"")
+    tags = Macs(bytes(range(32)))
+    frame = b"".join(header + tags.tag(header, b"") for header in (b"s" * 64, b"s" * 64, b"t" * 64))
     assert other.recv(200) == b"m" * 64 + Macs(bytes(32)).tag(b"m" * 64, b"")
     with one.sock, other:
         for at in range(len(frame) - 1):
@@ -560,7 +562,7 @@ def test_a_connection_that_is_lost_or_full_is_not_gone_on_with() -> None:
             while True:
                 end.send(bytes(65536))
         with pytest.raises(NotContinued):
-            Continuing(Connection.plain(end), b"m" * 64, b"t" * 64)
+            Continuing(Connection.plain(end), b"m" * 64, b"t" * 64, b"s" * 64)
     assert end.fileno() == -1
 
 

@@ -30,8 +30,8 @@ ends the wait; or no member is ahead, and none waits. Second case: all living me
 get `AllComputed`, and from that moment each counts the time in which its exchange moves no byte
 (`jaxft/_exchange/_patience.py`). So each member gets the sum and votes, or votes that it failed, or hangs before its
 vote. In the last case other members hold the sum and wait, or have accused it while it is silent, and it is evicted.
-If several members are silent while others hold the sum, one of them may hold up the others. They have at least
-`join_timeout_s`, in which the exchange's deadlines tell which one it is.
+If several members of a large quorum are silent while others hold the sum, one of them may hold up its row. They have
+`join_timeout_s` more than patience and half again, in which the exchange's deadlines tell which one it is.
 Before that moment no exchange has a deadline, because a waiting member may be waiting for one that computes. A death
 is always noticed: the stream ends, or the heartbeats stop. When a quorum ends without a successor, its members also
 get `AllComputed` (`tell_over`), because there is no member to wait for.
@@ -46,9 +46,12 @@ from dataclasses import dataclass
 from jaxft_protocol.coordinator.draft import Draft, names_text
 from jaxft_protocol.coordinator.job import Ballot, Group, GroupPhase, Job
 from jaxft_protocol.messages import AllComputed, GroupName, Heartbeat, NewQuorum
+from jaxft_protocol.rows import LEAST_MEMBERS
 from jaxft_protocol.values import changed
 
 STEPS_OF_PATIENCE = 8
+# The last round of an exchange in rows and columns has so many times the patience of the first.
+LATER_ROUNDS = 1.5
 # In units of the heartbeat timeout: a stall of this length is never a fault, however fast the steps are.
 LEAST_PATIENCE = 2
 # Patience doubles at most this often: 1024 times eight steps is long enough for any job.
@@ -176,10 +179,9 @@ def late(draft: Draft) -> list[Late]:
     # wait for. If several members are all behind, they are probably in a long step and do not hang.
     alone = living.bit_count() == 1
     for_joiner = patience if alone else max(patience, longest)
-    # One of several that lack the sum may hold the others up, as in the row of a large quorum. They know which: the
-    # deadline of their exchange comes first.
-    several = (living & ~voted).bit_count() > 1
-    for_sum = max(patience, job.options.join_timeout_s) if several else patience
+    # One of several that lack the sum may hold up its row. The deadline of their exchange tells which.
+    in_row = len(job.quorum.members) >= LEAST_MEMBERS and (living & ~voted).bit_count() > 1
+    for_sum = LATER_ROUNDS * patience + job.options.join_timeout_s if in_row else patience
     waits = (
         (computing, ballot.ahead_s, patience, "computed its shards"),
         (living & ~voted, ballot.voted_s, for_sum, "voted"),

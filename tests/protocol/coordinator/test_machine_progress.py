@@ -3,6 +3,7 @@
 import pytest
 from jaxft_protocol.coordinator import progress
 from jaxft_protocol.messages import AllComputed, Evicted, Heartbeat, QuorumId, Step, Waiting
+from jaxft_protocol.rows import LEAST_MEMBERS
 
 from tests.protocol.coordinator.helpers import Desk, healing, members, running, shards
 
@@ -324,27 +325,43 @@ def test_several_that_have_computed_are_left_to_the_deadlines_of_their_exchange(
     assert members(desk) == ["c"]
 
 
-def test_of_several_that_lack_the_sum_only_the_one_that_the_others_name_is_put_out():
-    """One stands still at the end of the exchange of a large quorum: its row waits for it, all others are done."""
-    desk = measured(*"abcdefghi", join_timeout_s=60.0)
-    desk.computed(*"abcdefghi")
-    for name in "abcdef":
+# Four of a large quorum are in a row; all others are done.
+CROWD = [f"group-{number}" for number in range(LEAST_MEMBERS)]
+ROW = CROWD[:4]
+
+
+def test_of_a_row_that_lacks_the_sum_only_the_one_that_the_others_name_is_put_out():
+    """One stands still at the end of the exchange, and its row waits for it."""
+    desk = measured(*CROWD, join_timeout_s=60.0)
+    desk.computed(*CROWD)
+    for name in CROWD[4:]:
         desk.vote(name)
-    desk.wait(45.0)
-    assert members(desk) == list("abcdefghi")
-    desk.fail("g", "h")
-    desk.fail("i", "h")
+    desk.wait(59.0)
+    assert members(desk) == CROWD
+    for name in ROW[1:]:
+        desk.fail(name, ROW[0])
     desk.wait(2.0)
-    assert members(desk) == list("abcdefgi")
+    assert members(desk) == CROWD[1:]
 
 
-def test_of_several_that_lack_the_sum_all_are_put_out_if_none_names_another():
+def test_of_a_row_that_lacks_the_sum_all_are_put_out_if_none_names_another():
+    desk = measured(*CROWD, join_timeout_s=60.0)
+    desk.computed(*CROWD)
+    for name in CROWD[4:]:
+        desk.vote(name)
+    desk.wait(60.0 + 1.5 * PATIENCE_S - 0.5)
+    assert members(desk) == CROWD
+    desk.wait(1.0)
+    assert members(desk) == CROWD[4:]
+
+
+def test_of_a_small_quorum_several_that_lack_the_sum_are_put_out_as_one_is():
     desk = measured("a", "b", "c", join_timeout_s=60.0)
     desk.computed("a", "b", "c")
     desk.vote("a")
-    desk.wait(59.0)
+    desk.wait(PATIENCE_S - 0.5)
     assert members(desk) == ["a", "b", "c"]
-    desk.wait(2.0)
+    desk.wait(1.0)
     assert members(desk) == ["a"]
 
 
