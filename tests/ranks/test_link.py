@@ -167,7 +167,7 @@ def test_the_leader_learns_of_a_new_address_with_the_next_beat(
 ) -> None:
     monkeypatch.setattr(_link, "BEAT_S", 0.01)
     pair.kept.address = "-+h:2"
-    patience.until(lambda: pair.leader.addresses(0.0) == ["-+h:2"], "the new address")
+    patience.until(lambda: pair.leader.addresses(patience.LIMIT_S) == ["-+h:2"], "the new address")
     assert pair.follower.address == "-+h:2"
     assert not pair.follower.moves(), "rank 0 joins again for the group"
 
