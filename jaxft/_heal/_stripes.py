@@ -13,8 +13,8 @@ for a request. Spans become smaller towards the end, and the last ones are not r
 the same chunks end at nearly the same time, each having sent what its link allows.
 
 A stalled donor holds up only the spans that it has taken. While others are free for it, no thread waits for a stalled
-donor; once none are, that is cut off much sooner than a donor that is alone (`_STALL_S`). Nor is one waited for any
-longer that has not even said what it keeps.
+donor; once none are, that is cut off much sooner (`_STALL_S`) than a donor that alone keeps its spans. Nor is one
+waited for any longer that has not even said what it keeps.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ SPAN_CHUNKS = 8
 # At most this fraction (1/n) of a donor's share of the free chunks is taken at once: with the span requested ahead, a
 # donor of half the speed of the others ends when they do.
 _SPANS_OF_A_SHARE = 4
-# How long a donor may take for a chunk while others have nothing left to do. It answers "not yet" after 1 s.
+# How long a donor may take for a chunk while others could send it and have nothing left to do. It answers "not yet"
+# after 1 s.
 _STALL_S = 3.0
 # How long other donors may take over the free chunks before a donor that does not have them yet is asked again.
 _HAND_OVER_S = 0.02
@@ -267,13 +268,22 @@ class Stripes:
         for sock, taken in self._taken.items():
             if not taken.spans or taken.stalled:
                 continue
-            if now_s >= taken.moved_s + self._stall_s:
+            limit_s = self._stall_s if self._others_keep(sock, taken) else self._timeout_s / 2
+            if now_s >= taken.moved_s + limit_s:
                 taken.stalled = True
                 with contextlib.suppress(OSError):  # the donor closed it first
                     sock.shutdown(socket.SHUT_RDWR)
             else:
-                until_s = min(until_s, taken.moved_s + self._stall_s)
+                until_s = min(until_s, taken.moved_s + limit_s)
         return until_s - now_s
+
+    def _others_keep(self, sock: socket.socket, taken: _Taken) -> bool:
+        """Whether other donors can send what this one was asked for. Under the lock.
+
+        If not, the heal ends with this donor, which may only be waiting for a large leaf: it has more time.
+        """
+        others = [WHOLE if one.live else one.stripe for key, one in self._taken.items() if key is not sock]
+        return all(any(keeps(stripe, self._band(span)) for stripe in others) for span in taken.spans)
 
     def _let_others_try(self) -> None:
         with self._changed:

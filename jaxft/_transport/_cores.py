@@ -9,6 +9,8 @@ from pathlib import Path
 from jaxft._transport._interfaces import Held, held_addresses, ip_of
 
 SYSFS = Path("/sys/class/net")
+# As many as an exchange has threads by default. A container's cores may straddle two sides, with one on this side.
+LEAST_CORES = 4
 
 
 def cores_near(host: str, allowed: Set[int], held: Sequence[Held], sysfs: Path = SYSFS) -> frozenset[int]:
@@ -21,7 +23,7 @@ def cores_near(host: str, allowed: Set[int], held: Sequence[Held], sysfs: Path =
         sysfs: where the kernel tells of each interface.
 
     Returns:
-        Those of them that are allowed; none if that is not known, or no choice.
+        Those of them that are allowed; none if that is not known, no choice, or too few for the threads.
     """
     try:
         interface = next(each.interface for each in held if each.address == ip_of(host))
@@ -29,7 +31,8 @@ def cores_near(host: str, allowed: Set[int], held: Sequence[Held], sysfs: Path =
     except (StopIteration, OSError, ValueError):  # a bridge or a tunnel has no device
         return frozenset()
     near = listed & allowed
-    return frozenset(near) if near != allowed else frozenset()
+    few = len(near) < min(LEAST_CORES, len(allowed) / 2)
+    return frozenset() if near == allowed or few else frozenset(near)
 
 
 def stay_near(socks: Sequence[socket.socket]) -> None:

@@ -179,7 +179,7 @@ def test_a_donor_that_is_stopped_with_its_stripe_ends_the_heal_soon(
 ) -> None:
     monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
     with donors(["a", "b"], steps=1, striped=True) as (a, b):
-        with joiner(a.address, b.address, timeout_s=LONG_S) as fetcher:
+        with joiner(a.address, b.address, timeout_s=patience.stretched(6.0)) as fetcher:
             began_s = patience.machine_s()
             if before:
                 os.kill(a.pid, signal.SIGSTOP)

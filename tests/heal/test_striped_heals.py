@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -232,14 +233,25 @@ def test_a_slow_donor_is_helped_by_one_whose_state_is_live(
             over.set()
 
 
-def test_a_donor_that_stands_still_with_its_stripe_ends_the_heal_soon(
+def test_a_donor_that_alone_keeps_its_stripe_has_time_for_a_large_leaf(
     state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.2)
+    """Others are idle, and could not take over."""
+    monkeypatch.setattr(_stripes, "_STALL_S", 0.01)
+    with donors(state, 2) as (quick, slow):
+        slow.before_chunks = lambda: time.sleep(0.3)  # the wait itself
+        with joiner(quick, slow) as fetcher:
+            assert same_bits(fetch_state(fetcher, 0, like(state)), state)
+            assert not any(one.failed for one in fetcher._donors)
+
+
+def test_a_donor_that_stands_still_with_its_stripe_ends_the_heal_in_half_the_time(
+    state: list[np.ndarray],
+) -> None:
     over = threading.Event()
     with donors(state, 2) as (quick, slow):
         slow.before_chunks = lambda: over.wait(LONG_S)
-        with joiner(quick, slow) as fetcher:
+        with joiner(quick, slow, timeout_s=patience.stretched(2.0)) as fetcher:
             with pytest.raises(
                 HealFailed, match=r"that keeps 6 of 12 chunks, from chunk 6 on .*it sent nothing for"
             ):
@@ -250,7 +262,7 @@ def test_a_donor_that_stands_still_with_its_stripe_ends_the_heal_soon(
 def test_a_donor_that_never_says_what_it_keeps_is_not_waited_for_long(
     state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.2)
+    monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.5))
     over = threading.Event()
 
     def script(sock: socket.socket, ask: Callable[[], Request]) -> None:

@@ -31,6 +31,8 @@ def listed(sysfs: Path, text: str) -> None:
     [
         ("0-3,8\n", range(16), {0, 1, 2, 3, 8}),
         ("0-3\n", {2, 3, 9}, {2, 3}),
+        ("0-15\n", range(12, 44), {12, 13, 14, 15}),
+        ("0-15\n", range(15, 47), set()),  # one for all threads
         ("0-15\n", range(8), set()),  # all that it may use
         ("8-15\n", range(8), set()),  # none that it may use
         ("\n", range(8), set()),
