@@ -33,9 +33,7 @@ class Kept(NamedTuple):
 
     connection: Connection
     exchanges: int  # how many have ended over it
-    progress: (
-        bytes  # the header by which the peer may have said that bytes of a round move, which no one has read
-    )
+    progress: bytes  # the header by which the peer may have said that bytes move, which no one has read
 
 
 class Continuing:

@@ -57,7 +57,7 @@ def exchange_into(
     task: Task,
     total_shards: int,
     patience: Patience,
-    tell: Callable[[Lane], None] | None = None,
+    tell: Callable[[Lane], None] = lambda lane: None,
 ) -> None:
     """Carry out a task: average or sum the contributions of all members of a quorum.
 
@@ -94,11 +94,11 @@ def exchange_into(
     links.exchange_ended()
 
 
-def _carry_out(links: Links, task: Task, patience: Patience, tell: Callable[[Lane], None] | None) -> None:
+def _carry_out(links: Links, task: Task, patience: Patience, tell: Callable[[Lane], None]) -> None:
     library = _compiled.library()
     lane: Lane = PythonLane(links, task) if library is None else CompiledLane(library, links, task)
     try:
-        _Run(links, lane, task.step, patience, tell or (lambda lane: None)).until_done()
+        _Run(links, lane, task.step, patience, tell).until_done()
     finally:
         lane.close()
 

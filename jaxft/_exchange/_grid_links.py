@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._exchange import exchange_into
@@ -81,11 +83,10 @@ def _memory_for(rounds: Rounds, layout: Layout) -> tuple[Sliced, ...]:
     firsts = tuple(start for start, _ in rounds.slices)
     kept: list[Sliced] = []
     for node in rounds.sums.kept or ():
-        dtypes = [value_dtype(region, node) for region in layout.regions]
-        items = [region.item_bytes if node.size == 1 else region.sum_item_bytes for region in layout.regions]
+        dtypes = [np.dtype(value_dtype(region, node)) for region in layout.regions]
         parts = [
-            aligned_empty((stop - start) * item_bytes).view(dtype)
-            for (start, stop), item_bytes, dtype in zip(rounds.slices, items, dtypes, strict=True)
+            aligned_empty((stop - start) * dtype.itemsize).view(dtype)
+            for (start, stop), dtype in zip(rounds.slices, dtypes, strict=True)
         ]
         kept.append(Sliced(firsts, tuple(parts)))
     return tuple(kept)
@@ -106,7 +107,7 @@ def open_links(
 ) -> AnyLinks:
     """Connect to the other members of a quorum: to all, or in a large one to this member's row and column.
 
-    The arguments, and what is raised, are those of `Links.open`.
+    The arguments, and what is raised, are those of `open_all`.
     """
     number = [peer.group for peer in members].index(me)
     grid = Grid.of(len(members)) if is_large(len(members)) else None

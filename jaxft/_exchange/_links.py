@@ -42,7 +42,7 @@ class Links:
         ended: Mapping[int, int] | None = None,
         strand: int = 0,
     ) -> None:
-        """Take ownership of connections, keyed by the member's number. See `open`."""
+        """Take ownership of connections, keyed by the member's number. See `open_all`."""
         assert set(connections) == set(range(len(members))) - {me}
         self.job = job
         self.quorum_id = quorum_id
@@ -61,55 +61,6 @@ class Links:
         self._listener = listener
         for connection in self.connections.values():
             connection.sock.setblocking(False)
-
-    @staticmethod
-    def open(
-        listener: Listener,
-        *,
-        job: str,
-        quorum_id: int,
-        me: str,
-        members: Sequence[Peer],
-        abort: Abort,
-        patience: Patience,
-        lane: int = 0,
-        strand: int = 0,
-        before: "Links | None" = None,
-    ) -> "Links":
-        """Connect to every other member. Ends all older quorums at this listener.
-
-        Args:
-            listener: where members before us in the order dial us.
-            job: the job's name.
-            quorum_id: the quorum; each of its members opens it, with the same members in the same order.
-            me: our group's name, one of the members.
-            members: all members, in the quorum's order.
-            abort: a flag that ends the wait; the exchanges over these links watch it too.
-            patience: the limit on a time without progress.
-            lane: the first of the lanes that are exchanged over these links.
-            strand: the strand of their exchanges that travels over these links.
-            before: the links of an older quorum for the same lanes and strand. Their connections are used again or
-                closed.
-
-        Raises:
-            ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
-            JaxftError: the listener failed.
-        """
-        everyone = range(len(members))
-        (links,) = open_all(
-            listener,
-            [everyone],
-            job=job,
-            quorum_id=quorum_id,
-            me=me,
-            members=members,
-            abort=abort,
-            patience=patience,
-            lane=lane,
-            strand=strand,
-            before=[] if before is None else [before],
-        )
-        return links
 
     def plan(self, layout: Layout, total_shards: int, strands: int = 1) -> Plan:
         """The plan of this strand of an exchange, cached: a step has one for each of its exchanges."""
@@ -215,11 +166,24 @@ def open_all(
 ) -> list[Links]:
     """Connect to several parts of a quorum at once, each of which this member belongs to: links for each of them.
 
-    Args:
-        parts: the numbers of the members of each part. No other member is in two of them.
-        before: the links of an older quorum.
+    Ends all older quorums at this listener.
 
-    The other arguments, and what is raised, are those of `Links.open`.
+    Args:
+        listener: where members before us in the order dial us.
+        parts: the numbers of the members of each part. No other member is in two of them.
+        job: the job's name.
+        quorum_id: the quorum; each of its members opens it, with the same members in the same order.
+        me: our group's name, one of the members.
+        members: all members, in the quorum's order.
+        abort: a flag that ends the wait; the exchanges over these links watch it too.
+        patience: the limit on a time without progress.
+        lane: the first of the lanes that are exchanged over these links.
+        strand: the strand of their exchanges that travels over these links.
+        before: older links for the same lanes and strand. Their connections are used again or closed.
+
+    Raises:
+        ExchangeFailed: names the members that could not be reached; none, if the abort flag was set.
+        JaxftError: the listener failed.
     """
     number = [peer.group for peer in members].index(me)
     wanted = {each for part in parts for each in part} - {number}

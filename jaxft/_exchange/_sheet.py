@@ -182,9 +182,8 @@ class _Headers:
                 add("partials in", peer, partials_to(me, stamp=stamp, plan=plan, layout=layout))
                 add("results in", peer, results_from(stamp=stamp, plan=plan, layout=layout))
                 add("partials out", peer, partials_to(peer, stamp=stamps[me], plan=plan, layout=layout))
-        words = np.frombuffer(
-            b"".join(joined) or bytes(HEADER_BYTES), np.uint64
-        )  # of a round, there may be none
+        # In a round there may be none, and NumPy refuses an empty buffer.
+        words = np.frombuffer(b"".join(joined) or bytes(HEADER_BYTES), np.uint64)
         self._words = words.reshape(-1, HEADER_BYTES // 8).copy()
 
     def set_step(self, step: int) -> None:

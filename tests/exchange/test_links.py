@@ -15,6 +15,7 @@ from jaxft_protocol.credentials import DataKey
 
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed, JaxftError
+from jaxft._exchange import _grid_links
 from jaxft._exchange._continuing import Continuing, NotContinued
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
@@ -62,7 +63,7 @@ def open_links(
     patience: Patience | None = None,
     before: Links | None = None,
 ) -> Links:
-    return Links.open(
+    return _grid_links.open_links(
         listener,
         job="job",
         quorum_id=quorum_id,

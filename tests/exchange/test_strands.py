@@ -15,7 +15,7 @@ import pytest
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import _plan, _spans
+from jaxft._exchange import _grid_links, _plan, _spans
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._patience import Patience
@@ -57,7 +57,7 @@ class Member:
         abort = self.abort = Abort()
 
         def open_links(span: Any, strand: int, stop: Abort, before: Links | None) -> Links:
-            return Links.open(
+            return _grid_links.open_links(
                 self.listener,
                 job="job",
                 quorum_id=quorum_id,

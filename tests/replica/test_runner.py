@@ -14,6 +14,7 @@ from jaxft_protocol.replica.state import Attempt, Directive, Event, HealFrom, Id
 
 from jaxft._arrays._memory import result_regions
 from jaxft._errors import JobFinished
+from jaxft._exchange import _grid_links
 from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links, Peer
@@ -124,7 +125,7 @@ def test_a_group_that_has_left_its_quorum_closes_its_connections(then: str) -> N
         peers = [Peer(name, 1, *rest) for name, *rest in zip(names, addresses, shards, strict=True)]
 
         def other() -> Links:
-            links = Links.open(
+            links = _grid_links.open_links(
                 listeners[0],
                 **{"job": "job", "quorum_id": 1, "me": "group-0", "members": peers},
                 **{"abort": Abort(), "patience": Patience(patience.FAR_S)},

@@ -2,6 +2,7 @@
 
 import threading
 
+from jaxft._exchange import _grid_links
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._transport._listener import Abort, Listener
@@ -14,7 +15,7 @@ def meet(listeners: list[Listener], members: list[Peer], quorum_id: int) -> None
 
     def open_one(me: int) -> None:
         made.append(
-            Links.open(
+            _grid_links.open_links(
                 listeners[me],
                 job="job",
                 quorum_id=quorum_id,

@@ -12,6 +12,7 @@ from jaxft_protocol import credentials
 from jaxft_protocol.credentials import DataKey, JobKey
 
 from jaxft._errors import ExchangeFailed
+from jaxft._exchange import _grid_links
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._transport import _listener
@@ -123,7 +124,7 @@ def test_a_mesh_with_a_key_is_made_and_one_without_it_is_not_let_in() -> None:
         ]
 
         def open_one(i: int, of: list[Peer], quorum_id: int) -> Links:
-            return Links.open(
+            return _grid_links.open_links(
                 listeners[i],
                 job="job",
                 quorum_id=quorum_id,

@@ -18,7 +18,7 @@ from jaxft_protocol.messages import WHOLE
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import type_of
 from jaxft._errors import ExchangeFailed, HealFailed
-from jaxft._exchange import _compiled
+from jaxft._exchange import _compiled, _grid_links
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
 from jaxft._exchange._patience import Patience
@@ -194,7 +194,7 @@ def members(addresses: list[str]) -> list[Peer]:
 
 
 def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
-    links = Links.open(
+    links = _grid_links.open_links(
         listener,
         job="job",
         quorum_id=QUORUM,
