@@ -250,6 +250,17 @@ def test_the_doctor_names_the_interface_of_each_address_and_the_cores_near_it(tm
     assert "ip addr show eth1" in dead.advice
 
 
+def test_the_doctor_says_when_the_kernel_does_not_tell_of_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> list[Held]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(_network_checks, "held_addresses", refused)
+    found = list(_network_checks.own_address("localhost:29510", "127.0.0.1"))
+    assert [one.text for one in found if one.level == "warn"] == [
+        "the kernel does not tell which interfaces this machine has: [Errno 1] Operation not permitted"
+    ]
+
+
 def test_a_host_that_leads_nowhere_is_a_failure() -> None:
     (found,) = _network_checks.own_address("localhost:29510", "host.invalid")
     assert (found.level, "JAXFT_HOST" in found.advice) == ("fail", True)
