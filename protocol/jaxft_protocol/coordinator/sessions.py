@@ -1,5 +1,6 @@
 """Groups connect, join, heal, and leave."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from jaxft_protocol.coordinator import bounds, digests, donors, founding, halting, quorums, terms
@@ -299,7 +300,13 @@ def _pin(draft: Draft, joiner: Group, step: Step, stripes: list[tuple[Group, Str
     serving = [donor for donor, _ in stripes]
     holders = tuple(donor.holder for donor in serving)
     joiner = draft.put(
-        joiner, heal_id=heal_id, donors=holders, pinned_step=step, pinned={}, pinned_s=draft.now_s
+        joiner,
+        heal_id=heal_id,
+        donors=holders,
+        stripes=stripes[0][1].count,
+        pinned_step=step,
+        pinned={},
+        pinned_s=draft.now_s,
     )
     if len(serving) == 1:
         _tell_heal(draft, joiner, serving)  # there is nothing to compare
@@ -328,8 +335,8 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
     if len(told) < len(asked) and draft.now_s - joiner.pinned_s <= most_s:
         return
     given = {donor.name: joiner.pinned[donor.holder] for donor in told}
-    if len(set(given.values())) > 1 and _others_can_tell(draft, joiner):
-        draft.log(f"{joiner.name} does not heal: {digests.listed(given)}; asks all donors")
+    if why := _why_not_enough(draft, joiner, given):
+        draft.log(f"{joiner.name} does not heal: {why}; asks all donors")
         _give_up_heal(draft, joiner)
         return
     odd = digests.odd_ones(given)
@@ -341,6 +348,21 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
             quorums.put_out_odd(draft, donor.holder, given)
     _tell_heal(draft, joiner, [donor for donor in told if donor.name not in odd] or asked)
     quorums.lose(draft, *odd)
+
+
+def _why_not_enough(draft: Draft, joiner: Group, given: Mapping[GroupName, int]) -> str:
+    """Why a heal from the donors that have told their digests cannot do, or not safely, while all donors may."""
+    assert draft.job.frontier is not None
+    if given and len(given) < joiner.stripes and draft.job.frontier.step != joiner.pinned_step:
+        lost = joiner.stripes - len(given)
+        return f"{lost} of {joiner.stripes} stripes of state {joiner.pinned_step} are lost with their donors"
+    if not _others_can_tell(draft, joiner):
+        return ""
+    if len(set(given.values())) > 1:
+        return digests.listed(given)
+    if len(given) < 2:
+        return f"{len(given)} of {joiner.stripes} donors told its digest, and so none confirms it"
+    return ""
 
 
 def _others_can_tell(draft: Draft, joiner: Group) -> bool:

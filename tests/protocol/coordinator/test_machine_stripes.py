@@ -154,6 +154,57 @@ def test_if_all_of_the_chosen_die_others_are_asked():
     assert asked_by(done) == dict.fromkeys(set(GROUPS) - set(asked), WHOLE)
 
 
+def test_a_stripe_that_is_lost_and_donated_is_not_sent_for():
+    """The joiner would fetch the rest of a state that it cannot have."""
+    desk = untold(*GROUPS[:3])
+    lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    desk.commit()
+    for name in others:
+        assert not desk.pinned(name, "new").only(Heal)
+    done = desk.close(lost)
+    assert not done.only(Heal)
+    assert asked_by(done) == dict.fromkeys(others, WHOLE)
+    assert {pin.step for pin in done.only(Pin).values()} == {2}
+    assert any("1 of 3 stripes of state 1 are lost" in report for report in done.reports)
+
+
+def test_a_stripe_that_is_lost_can_be_had_of_the_others_until_they_donate_it():
+    desk = untold(*GROUPS[:3])
+    lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    for name in others:
+        desk.pinned(name, "new")
+    assert [donor.group for donor in desk.close(lost).only(Heal)["new"].donors] == others
+
+
+# ---- donors that nothing confirms ----
+
+
+@pytest.mark.parametrize("how", ["die", "cannot tell", "say nothing"])
+def test_one_donor_of_four_is_not_believed_where_others_can_tell(how: str):
+    desk = untold(*GROUPS)
+    first, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    desk.pinned(first, "new", digest=2)
+    match how:
+        case "die":
+            done = [desk.close(name) for name in others][-1]
+        case "cannot tell":
+            done = [desk.pinned(name, "new", digest=None) for name in others][-1]
+        case _:
+            done = next(done for done in desk.wait(60) if done.only(Pin))
+    assert not done.only(Heal)
+    left = set(GROUPS) - set(others) if how == "die" else set(GROUPS)
+    assert asked_by(done) == dict.fromkeys(left, WHOLE)
+    assert any("1 of 4 donors told its digest" in report for report in done.reports)
+
+
+def test_where_no_other_can_tell_one_donor_is_enough():
+    desk = untold(*GROUPS[:4])
+    first, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    desk.pinned(first, "new")
+    done = [desk.close(name) for name in others][-1]
+    assert [donor.group for donor in done.only(Heal)["new"].donors] == [first]
+
+
 # ---- donors that differ ----
 
 
