@@ -38,16 +38,30 @@ from jaxft._arrays._pieces import Pieces
 from jaxft._heal._bands import bands_in, bands_of, keeps
 from jaxft._heal._blob import Blob, BlobLayout, NotKept, Spoiled, bytes_of
 
-# Copies of a larger state than this part of XLA's pinned memory go to other memory: gradients need the rest.
+# Copies of states that take more than this part of XLA's pinned memory go to other memory: gradients need the rest.
 PINNED_PART = 0.5
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 
 
 class Snapshot:
-    """A state: the pieces of this process, as `Pieces.split` returns them, of which `stripe` is kept in any case."""
+    """A state: the pieces of this process, as `Pieces.split` returns them, of which `stripe` is kept in any case.
 
-    def __init__(self, leaves: Sequence[Any], pieces: Pieces | None = None, stripe: Stripe = WHOLE) -> None:
+    Args:
+        leaves: the pieces, of any dtypes.
+        pieces: how the state is split; None: leaves are whole.
+        stripe: what is captured before the donation.
+        taken_bytes: what other copies of states take of XLA's pinned memory.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Any],
+        pieces: Pieces | None = None,
+        stripe: Stripe = WHOLE,
+        *,
+        taken_bytes: int = 0,
+    ) -> None:
         self._lock = threading.Lock()
         self._leaves: list[Any] = list(leaves)
         self._pieces = pieces
@@ -57,7 +71,8 @@ class Snapshot:
         self._let_go = False
         # On an accelerator, both known with the sources: what copies take, and whether they go to pinned memory.
         self._copied_bytes = 0
-        self.pinned = True
+        self._pinned = True
+        self._taken_bytes = taken_bytes
         self._blobs: dict[Span | None, Blob] = {}
 
     def blob(self, span: Span | None = None) -> Blob:
@@ -105,6 +120,12 @@ class Snapshot:
             self._leaf_sources()
             return self._copied_bytes
 
+    @property
+    def pinned_bytes(self) -> int:
+        """How much of that is pinned memory: all or nothing."""
+        copied_bytes = self.copied_bytes
+        return copied_bytes if self._pinned else 0
+
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
             leaves, pieces = self._leaves, self._pieces
@@ -113,8 +134,9 @@ class Snapshot:
             self._copied_bytes = sum(
                 _copied_bytes(leaf) for leaf, mine in zip(leaves, kept, strict=True) if mine
             )
-            self.pinned = self._copied_bytes <= PINNED_PART * pinned_limit_bytes()
-            self._sources = [_Leaf(*pair, self.pinned) for pair in zip(leaves, kept, strict=True)]
+            room_bytes = PINNED_PART * pinned_limit_bytes() - self._taken_bytes
+            self._pinned = self._copied_bytes <= room_bytes
+            self._sources = [_Leaf(*pair, self._pinned) for pair in zip(leaves, kept, strict=True)]
             self._leaves = []
         return self._sources
 

@@ -6,8 +6,8 @@ heartbeats wait for a joiner. Before the training thread donates a pinned state,
 `_snapshot`). The other donors keep the rest.
 
 On an accelerator a thread starts the copies to host memory as soon as a state is pinned, beside the step. A stripe
-that would take more than half of the host memory available to this group's processes is not kept: its heal ends here,
-and the other donors may have room.
+that would take, with the copies under way, more than half of the host memory available to this group's processes is
+not kept: its heal ends here, and the other donors may have room.
 
 Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and everything before
 that state is freed; `release` frees the rest. Joiners pinned at the same step with the same stripe share a snapshot.
@@ -136,6 +136,8 @@ class StateStore:
         self._pieces: Pieces | None = None
         self._state_bytes = 0
         self._pool_bytes = 0  # the most pinned memory that copies of states have taken at once
+        # What copies will take that have been started, and may not have their memory yet.
+        self._under_way: dict[_Kept, int] = {}
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
         self._snapshots: dict[_Kept, Snapshot] = {}
@@ -274,22 +276,26 @@ class StateStore:
                 self._start_copy(kept, snapshot)
 
     def _start_copy(self, kept: _Kept, taken: Snapshot) -> None:
-        step, copied_bytes = kept[0], taken.copied_bytes
-        with self._changed:
-            pinned_bytes = sum(one.copied_bytes for one in self._snapshots.values() if one.pinned)
-        # Pinned memory of earlier copies is kept by XLA for the next.
-        new_bytes = max(0, pinned_bytes - self._pool_bytes) if taken.pinned else copied_bytes
+        step, copied_bytes, pinned_bytes = kept[0], taken.copied_bytes, taken.pinned_bytes
         part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
-        if free_bytes is not None and new_bytes > part * free_bytes:
-            why = (
-                f"its copy takes {new_bytes / 1e9:.1f} GB more, and may take {part:.0%} of the "
-                f"{free_bytes / 1e9:.1f} GB of host memory that are available to this process. Use hosts with more "
-                "memory, or shard the state over more of them"
-            )
-            with self._changed:
+        with self._changed:
+            if self._snapshots.get(kept) is not taken:
+                return
+            new_bytes = copied_bytes
+            if pinned_bytes:  # pinned memory of earlier copies is kept by XLA for the next
+                pinned_bytes = sum(one.pinned_bytes for one in self._snapshots.values())
+                new_bytes = max(0, pinned_bytes - self._pool_bytes)
+            more_bytes = new_bytes + sum(self._under_way.values())
+            if new_bytes and free_bytes is not None and more_bytes > part * free_bytes:
+                why = (
+                    f"copies for joiners take {more_bytes / 1e9:.1f} GB more with its, and may take {part:.0%} of "
+                    f"the {free_bytes / 1e9:.1f} GB of host memory that are available to this process. Use hosts "
+                    "with more memory, or shard the state over more of them"
+                )
                 self._abandon_state(kept, why)
-            return
-        self._pool_bytes = max(self._pool_bytes, pinned_bytes)
+                return
+            self._under_way[kept] = new_bytes
+            self._pool_bytes = max(self._pool_bytes, pinned_bytes)
         _log.info(
             "copies state %d to the host for joiners, beside the step: %.1f MB", step, copied_bytes / 1e6
         )
@@ -311,6 +317,9 @@ class StateStore:
             with self._changed:
                 if self._snapshots.get(kept) is snapshot:
                     self._abandon_state(kept, f"it could not be captured: {error!r}")
+        with self._changed:
+            if self._snapshots.get(kept) is snapshot:
+                self._under_way.pop(kept, None)
 
     # ---- under the lock ----
 
@@ -335,9 +344,10 @@ class StateStore:
             return {}
         needed = {pin.kept for pin in self._pins.values() if pin.step == self._step and pin.needs_state}
         new = needed - self._snapshots.keys()
-        taken = {kept: Snapshot(self._leaves, self._pieces, kept[1]) for kept in new}
-        self._snapshots |= taken
-        return taken
+        for kept in new:
+            taken_bytes = sum(one.pinned_bytes for one in self._snapshots.values())
+            self._snapshots[kept] = Snapshot(self._leaves, self._pieces, kept[1], taken_bytes=taken_bytes)
+        return {kept: self._snapshots[kept] for kept in new}
 
     def _drop(self, heal_id: int) -> None:
         if self._pins.pop(heal_id, None) is not None:
@@ -348,6 +358,7 @@ class StateStore:
     def _trim(self) -> None:
         for kept in self._snapshots.keys() - {pin.kept for pin in self._pins.values() if pin.needs_state}:
             del self._snapshots[kept]
+            self._under_way.pop(kept, None)
         oldest = min((pin.needs_means_from for pin in self._pins.values()), default=None)
         for step in [step for step in self._log if oldest is None or step < oldest]:
             del self._log[step]

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxft_protocol.messages import WHOLE
+from jaxft_protocol.messages import WHOLE, Stripe
 
 from jaxft._arrays import _host_copies
 from jaxft._arrays._host_copies import HostCopy, host_copies
-from jaxft._heal import _snapshot, _store
+from jaxft._heal import _bands, _snapshot, _store
 from jaxft._heal._snapshot import Snapshot
 from jaxft._heal._store import Gone, StateStore
 from tests import patience
@@ -161,7 +161,7 @@ def test_a_copy_that_has_no_room_ends_its_heals_and_not_the_training(
         store.publish(STEP, leaves)
         with caplog.at_level(logging.ERROR):
             store.pin(1, STEP)
-        assert ("takes 0.0 GB more, and may take 50% of the 0.0 GB" in caplog.text) == (not kept)
+        assert ("take 0.0 GB more with its, and may take 50% of the 0.0 GB" in caplog.text) == (not kept)
         if kept:
             store.state(1, deadline_s=soon())
         else:
@@ -190,6 +190,77 @@ def test_the_memory_of_two_copies_at_once_is_that_of_both(monkeypatch: pytest.Mo
     store.state(1, deadline_s=soon())
     with pytest.raises(Gone, match="heal 2 is over"):
         store.state(2, deadline_s=soon())
+
+
+STRIPES = (Stripe(0, 2), Stripe(1, 2))
+
+
+@pytest.fixture
+def small_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small states are divided too."""
+    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 0)
+
+
+@pytest.mark.usefixtures("small_stripes")
+@pytest.mark.parametrize("limit_gb", ["0", "64"])
+@pytest.mark.parametrize("together", [True, False])
+def test_copies_of_two_stripes_need_room_for_both(
+    limit_gb: str, together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joiners that come together may ask one donor for different stripes."""
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", limit_gb)
+    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)  # the copies stay under way
+    for free_bytes, kept in ((16000, 2), (15999, 1), (7999, 0)):
+        monkeypatch.setattr(_store, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
+        store, leaves = StateStore(), [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))]
+        if not together:
+            store.publish(STEP, leaves)
+        for number, stripe in enumerate(STRIPES):
+            store.pin(number, STEP, stripe=stripe)
+        if together:
+            store.publish(STEP, leaves)
+        assert len(store._pins) == kept
+        store.before_donation()
+        for number in store._pins:
+            stripe, live = store.keeps(number, deadline_s=soon())
+            assert (stripe, live) == (STRIPES[number], False)
+
+
+@pytest.mark.usefixtures("small_stripes")
+def test_a_copy_that_is_made_is_no_longer_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes is missing in the memory that is available."""
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "0")
+    monkeypatch.setattr(_store, "available_bytes", lambda: 8000)
+    store = StateStore()
+    store.publish(STEP, [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))])
+    store.pin(0, STEP, stripe=STRIPES[0])
+    patience.until(lambda: not store._under_way, "the copy to be made")
+    store.pin(1, STEP, stripe=STRIPES[1])
+    assert len(store._pins) == 2
+
+
+@pytest.mark.usefixtures("small_stripes")
+def test_a_heal_that_ends_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)
+    monkeypatch.setattr(_store, "available_bytes", lambda: 8000)
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "0")
+    store = StateStore()
+    store.publish(STEP, [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))])
+    for number, stripe in enumerate(STRIPES):
+        store.pin(number, STEP, stripe=stripe)
+        assert number in store._pins
+        store.release(number)
+
+
+@pytest.mark.usefixtures("small_stripes")
+def test_two_stripes_share_what_states_may_take_of_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_snapshot, "pinned_limit_bytes", lambda: 4 * 4000 - 1)
+    store = StateStore()
+    store.publish(STEP, [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))])
+    for number, stripe in enumerate(STRIPES):
+        store.pin(number, STEP, stripe=stripe)
+    assert sorted(one.pinned_bytes for one in store._snapshots.values()) == [0, 4000]
+    assert [one.copied_bytes for one in store._snapshots.values()] == [4000, 4000]
 
 
 def test_memory_that_was_not_pinned_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
