@@ -1,9 +1,9 @@
 """The joiner's end of healing: fetches state and means from all donors at once, and verifies each chunk.
 
 Each donor has a connection and a thread. A donor that fails in any way (EOF, silence, a wrong digest, other leaves,
-"gone") is dropped for the rest of the heal with a line in the log, and the others go on. The heal fails when no donor
-is left, or none that keeps some part of the state. An unresponsive donor delays nothing while the others have all
-that is wanted.
+"gone") is dropped for the rest of the heal with a line in the log, and the others go on. One from which a damaged
+chunk arrives is first dialled once more. The heal fails when no donor is left, or none that keeps some part of the
+state. An unresponsive donor delays nothing while the others have all that is wanted.
 """
 
 import functools
@@ -24,7 +24,7 @@ from jaxft._arrays._memory import aligned_empty
 from jaxft._errors import HealFailed
 from jaxft._heal._bands import bands_of
 from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
-from jaxft._heal._frames import BadFrame, Kind, Manifest, Request, Status, read_manifest
+from jaxft._heal._frames import BadFrame, Damaged, Kind, Manifest, Request, Status, read_manifest
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from jaxft._transport._sockets import Aborted
@@ -57,12 +57,19 @@ class _Donor:
         self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation, rank=at.rank)
         self.connection: Connection | None = None
         self.answers = False  # it has said what it keeps
+        self.redialled = False
         self.failed = ""
 
     def fail(self, error: Exception) -> None:
         self.failed = (str(error) or type(error).__name__)[:_MAX_QUOTE]
         self.close()
         _log.warning("Dropped donor %s: %s", self.name, self.failed)
+
+    def redial(self, error: Exception) -> None:
+        """Go on over a new connection. Only once in a heal: a second time it is not the network."""
+        self.redialled = True
+        self.close()
+        _log.warning("Dials donor %s once more: %s", self.name, error)
 
     def close(self) -> None:
         if self.connection is not None:
@@ -205,21 +212,32 @@ class Fetcher:
 
     def _serve(self, donor: _Donor, request: Request, stripes: Stripes, types: list[LeafType] | None) -> None:
         try:
-            connection = self._connection(donor, stripes.over)
-            if types is not None:
-                said = self._check_manifest(connection, request, types, stripes.over)
-                donor.answers = True
-                stripes.serve(connection, said.stripe, live=said.live)
-            else:
-                held = self._request(Kind.HOLDS, request.step)
-                ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
-                stripes.serve(connection)
+            try:
+                self._serve_once(donor, request, stripes, types)
+            except Damaged as error:
+                if donor.redialled:
+                    raise
+                donor.redial(error)
+                self._serve_once(donor, request, stripes, types)
         except Aborted:
             donor.close()  # stopped in the middle of a transfer; may be dialled again
         except Exception as error:  # a failing donor must not end the others
             donor.fail(error)
         finally:
             stripes.leave()
+
+    def _serve_once(
+        self, donor: _Donor, request: Request, stripes: Stripes, types: list[LeafType] | None
+    ) -> None:
+        connection = self._connection(donor, stripes.over)
+        if types is not None:
+            said = self._check_manifest(connection, request, types, stripes.over)
+            donor.answers = True
+            stripes.serve(connection, said.stripe, live=said.live)
+        else:
+            held = self._request(Kind.HOLDS, request.step)
+            ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
+            stripes.serve(connection)
 
     def _connection(self, donor: _Donor, abort: Abort) -> Connection:
         if donor.connection is not None and _is_readable(donor.connection):

@@ -43,6 +43,10 @@ class BadFrame(ConnectionError):
     """The peer sent bytes that violate the protocol."""
 
 
+class Damaged(BadFrame):
+    """A payload does not match its tag."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a joiner asks for: chunks `first` to `first + count` of the parts that belong to some lanes.

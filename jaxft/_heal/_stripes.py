@@ -30,7 +30,7 @@ from jaxft_protocol.messages import WHOLE, Stripe
 
 from jaxft._heal._bands import keeps
 from jaxft._heal._blob import BlobLayout
-from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Reply, Request, Status
+from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Damaged, Reply, Request, Status
 from jaxft._transport._listener import Abort, Connection, recv_exactly, send_all
 from jaxft._transport._seals import is_tag
 from jaxft._transport._sockets import Aborted, wait_flags
@@ -126,7 +126,8 @@ class Stripes:
             live: it can be asked for the rest as well.
 
         Raises:
-            ConnectionError: the donor failed. Aborted, if the fetch ended in the middle of a span.
+            ConnectionError: the donor failed. Damaged, if a chunk did not match its tag. Aborted, if the fetch ended
+                in the middle of a span.
             TimeoutError: it stalled, or kept answering "not yet".
         """
         patient_until_s = time.monotonic() + self._timeout_s
@@ -332,7 +333,7 @@ class Stripes:
             )
         target = self._arena[start : start + length]
         if not _received(connection, reply, target, deadline_s, self.over, "a donor's chunk"):
-            raise BadFrame(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
+            raise Damaged(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
         return Status.OK, ""
 
 

@@ -152,7 +152,7 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
         "chunk 3 with 4294967295 bytes instead of chunk 3 with 1048576",
     ),
     "an empty chunk": (chunks_then(0, lambda s, c: s.sendall(header(0, c, 0))), "chunk 0 with 0 bytes"),
-    "a flipped bit": (chunks_then(3, flipped), "chunk 3 was damaged"),
+    "flipped bits": (chunks_then(3, flipped), r"chunk \d was damaged"),
     "half a chunk": (chunks_then(3, half_a_chunk), "of 1048576 bytes missing"),
     "no more after two": (chunks_then(2, lambda s, c: None), "closed the connection"),
     "garbage between chunks": (
@@ -192,6 +192,41 @@ def test_a_good_donor_makes_up_for_a_hostile_one(name: str) -> None:
         good.store.state = waits  # pyright: ignore[reportAttributeAccessIssue]
         good.store.pin(HEAL, 0)
         assert same_bits(fetch_state(fetcher, 0, zeros()), STATE)
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_a_donor_is_dialled_once_more_if_a_chunk_arrives_damaged(
+    damaged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By itself the network damages little. What has arrived is not fetched again."""
+    dials: list[list[int]] = []
+    sent: list[int] = []
+
+    def script(sock: socket.socket, ask: Callable[[], Request]) -> None:
+        dials.append([])
+        ask()
+        manifest(sock, STATE)
+        while True:
+            request = ask()
+            for chunk in range(request.first, request.first + request.count):
+                flip = len(dials) <= damaged and len(dials[-1]) == 2
+                dials[-1].append(chunk)
+                sent.extend([] if flip else [chunk])
+                send_chunk(sock, BLOB, chunk, flip=flip)
+                if flip:
+                    _drain(sock)
+                    return
+
+    with hostile("only", script) as only, joiner(only) as fetcher:
+        if damaged == 1:
+            assert same_bits(fetch_state(fetcher, 0, zeros()), STATE)
+            assert sorted(sent) == list(range(BLOB.layout.chunks))
+        else:
+            with pytest.raises(HealFailed, match=r"only: chunk \d was damaged"):
+                fetch_state(fetcher, 0, zeros())
+    assert len(dials) == 2
+    assert caplog.text.count("Dials donor only once more: chunk ") == 1
+    assert caplog.text.count("Dropped donor only") == damaged - 1
 
 
 def test_a_dropped_donor_is_not_asked_again() -> None:
