@@ -16,6 +16,7 @@ from jaxft._exchange._frames import Stamp
 from jaxft._exchange._patience import Patience
 from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
+from jaxft._transport._names import look_up
 from jaxft._transport._sockets import Aborted, wait_any
 
 
@@ -98,9 +99,10 @@ class _Mesh:
             mine, theirs = (stamps[end].header_to_continue(one.exchanges) for end in (self.me, number))
             with contextlib.suppress(NotContinued):
                 self.waiting[number] = Continuing(one.connection, mine, theirs, one.progress)
-        for number in self.wanted:
-            if number > self.me and number not in self.waiting:
-                self._dial(number)
+        later = [number for number in self.wanted if number > self.me and number not in self.waiting]
+        look_up(self.members[number].address for number in later)
+        for number in later:
+            self._dial(number)
 
     def advance(self) -> None:
         """Wait for any of them to progress."""

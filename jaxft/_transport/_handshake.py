@@ -13,12 +13,12 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from jaxft_protocol import credentials
 from jaxft_protocol.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
 
 from jaxft._errors import ConfigurationError
+from jaxft._transport._names import Target, targets_of
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import (
     SEND_FLAGS,
@@ -26,7 +26,6 @@ from jaxft._transport._sockets import (
     backoff_s,
     close_in_children,
     pause,
-    split_address,
     tune,
     wait,
 )
@@ -102,7 +101,7 @@ class Dialling:
     """
 
     def __init__(self, address: str, request: ConnectionRequest, key: DataKey | None = None) -> None:
-        """Start to connect. Raises ConnectionError. Only resolving a host name blocks.
+        """Start to connect. Raises ConnectionError. Only resolving a host name blocks, for 2 s at most.
 
         With a key, the listener must prove that it knows the key too.
         """
@@ -376,15 +375,14 @@ def encode(request: ConnectionRequest) -> bytes:
     return head + job + group + to_group
 
 
-def _resolve(address: str) -> list[tuple[int, tuple[Any, ...]]]:
-    host, port = split_address(address)
+def _resolve(address: str) -> list[Target]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return targets_of(address)
+    except ConnectionError:
+        raise  # it is not an address
     except (OSError, UnicodeError) as error:
-        # UnicodeError: a label of the name is empty or too long.
-        why = error.strerror if isinstance(error, OSError) else str(error)
+        why = getattr(error, "strerror", None) or str(error)
         raise _Unanswered(f"The host name in {address!r} is unknown: {why}. Check the address.") from error
-    return [(family, target) for family, _, _, _, target in found]
 
 
 def _missing_answer_bytes(received: bytearray, address: str) -> int:
