@@ -303,7 +303,7 @@ def _pin(draft: Draft, joiner: Group, step: Step, stripes: list[tuple[Group, Str
         joiner,
         heal_id=heal_id,
         donors=holders,
-        stripes=stripes[0][1].count,
+        asked=holders,
         pinned_step=step,
         pinned={},
         pinned_s=draft.now_s,
@@ -351,17 +351,11 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
 
 
 def _why_not_enough(draft: Draft, joiner: Group, given: Mapping[GroupName, int]) -> str:
-    """Why a heal from the donors that have told their digests cannot do, or not safely, while all donors may."""
-    assert draft.job.frontier is not None
-    if given and len(given) < joiner.stripes and draft.job.frontier.step != joiner.pinned_step:
-        lost = joiner.stripes - len(given)
-        return f"{lost} of {joiner.stripes} stripes of state {joiner.pinned_step} are lost with their donors"
-    if not _others_can_tell(draft, joiner):
-        return ""
-    if len(set(given.values())) > 1:
+    """Why all donors are to be asked, of which only a few were: these differ, or no other confirms the only one."""
+    if len(set(given.values())) > 1 and _others_can_tell(draft, joiner):
         return digests.listed(given)
-    if len(given) < 2:
-        return f"{len(given)} of {joiner.stripes} donors told its digest, and so none confirms it"
+    if len(given) == 1 and _others_can_tell(draft, joiner) and len(donors.candidates(draft)) > 1:
+        return f"only {next(iter(given))} of {len(joiner.asked)} donors has told the digest"
     return ""
 
 
@@ -369,7 +363,7 @@ def _others_can_tell(draft: Draft, joiner: Group) -> bool:
     """Whether there are donors that were not asked for their digest, because a few are enough if they agree."""
     if donors.asks_all(joiner):
         return False
-    return any(donor.holder not in joiner.donors for donor in donors.candidates(draft))
+    return any(donor.holder not in joiner.asked for donor in donors.candidates(draft))
 
 
 def _tell_heal(draft: Draft, joiner: Group, serving: list[Group]) -> None:

@@ -154,20 +154,6 @@ def test_if_all_of_the_chosen_die_others_are_asked():
     assert asked_by(done) == dict.fromkeys(set(GROUPS) - set(asked), WHOLE)
 
 
-def test_a_stripe_that_is_lost_and_donated_is_not_sent_for():
-    """The joiner would fetch the rest of a state that it cannot have."""
-    desk = untold(*GROUPS[:3])
-    lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
-    desk.commit()
-    for name in others:
-        assert not desk.pinned(name, "new").only(Heal)
-    done = desk.close(lost)
-    assert not done.only(Heal)
-    assert asked_by(done) == dict.fromkeys(others, WHOLE)
-    assert {pin.step for pin in done.only(Pin).values()} == {2}
-    assert any("1 of 3 stripes of state 1 are lost" in report for report in done.reports)
-
-
 def test_a_stripe_that_is_lost_can_be_had_of_the_others_until_they_donate_it():
     desk = untold(*GROUPS[:3])
     lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
@@ -194,7 +180,45 @@ def test_one_donor_of_four_is_not_believed_where_others_can_tell(how: str):
     assert not done.only(Heal)
     left = set(GROUPS) - set(others) if how == "die" else set(GROUPS)
     assert asked_by(done) == dict.fromkeys(left, WHOLE)
-    assert any("1 of 4 donors told its digest" in report for report in done.reports)
+    assert any(f"only {first} of 4 donors has told the digest" in report for report in done.reports)
+
+
+def test_donors_that_all_say_nothing_serve_their_stripes():
+    """They are in a step that is longer than the heartbeat timeout, and so would all the others be."""
+    desk = untold(*GROUPS)
+    asked = asked_by(desk.come("new", digest="fresh"))
+    done = next(done for done in desk.wait(7) if done.only(Heal))
+    assert {donor.group for donor in done.only(Heal)["new"].donors} == set(asked)
+    assert not done.only(Pin)
+
+
+def test_donors_that_cannot_tell_are_not_asked_again():
+    desk = untold(*GROUPS[:4])
+    first, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    desk.pinned(first, "new")
+    done = [desk.pinned(name, "new", digest=None) for name in others][-1]
+    assert [donor.group for donor in done.only(Heal)["new"].donors] == [first]
+
+
+def test_one_donor_is_enough_where_only_one_other_is_left():
+    """That one would be asked alone, and nothing would confirm it either."""
+    desk = untold(*GROUPS[:5])
+    first, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    desk.pinned(first, "new")
+    desk.leave(first)
+    done = [desk.close(name) for name in others][-1]
+    assert [donor.group for donor in done.only(Heal)["new"].donors] == [first]
+
+
+def test_a_donor_that_differs_is_put_out_though_a_stripe_is_lost():
+    desk = untold(*GROUPS[:4])
+    lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
+    desk.commit()
+    for number, name in enumerate(others):
+        desk.pinned(name, "new", digest=number // 2)
+    done = desk.close(lost)
+    assert sorted(done.only(Evicted)) == [others[-1]]
+    assert [donor.group for donor in done.only(Heal)["new"].donors] == others[:-1]
 
 
 def test_where_no_other_can_tell_one_donor_is_enough():
