@@ -57,7 +57,7 @@ class _Donor:
         self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation, rank=at.rank)
         self.connection: Connection | None = None
         self.answers = False  # it has said what it keeps
-        self.redialled = False
+        self.redialled = ""  # why, since the last fetch that succeeded
         self.failed = ""
 
     def fail(self, error: Exception) -> None:
@@ -66,8 +66,8 @@ class _Donor:
         _log.warning("Dropped donor %s: %s", self.name, self.failed)
 
     def redial(self, error: Exception) -> None:
-        """Go on over a new connection. Only once in a heal: a second time it is not the network."""
-        self.redialled = True
+        """Go on over a new connection. Only once in a fetch: a second time it is not the network."""
+        self.redialled = str(error)
         self.close()
         _log.warning("Dials donor %s once more: %s", self.name, error)
 
@@ -199,11 +199,16 @@ class Fetcher:
             raise HealFailed(f"the heal was superseded: {cancel.reason}")
         if not stripes.complete:
             raise HealFailed(self._why_none_is_left(stripes.lost))
+        for donor in self._donors:
+            donor.redialled = ""
         self.transferred_bytes += layout.total_bytes
 
     def _why_none_is_left(self, lost: str) -> str:
         said = {
-            donor.name: donor.failed or ("" if donor.answers else "no answer yet") for donor in self._donors
+            donor.name: donor.failed
+            or (f"dialled once more, since {donor.redialled}" if donor.redialled else "")
+            or ("" if donor.answers else "no answer yet")
+            for donor in self._donors
         }
         reasons = "; ".join(f"{name}: {why}" for name, why in said.items() if why)
         if lost:

@@ -69,8 +69,10 @@ class Snapshot:
         self._bands: list[int] = []
         self._sources: list[_Leaf] | None = None
         self._let_go = False
-        # On an accelerator, both known with the sources: what copies take, and whether they go to pinned memory.
+        # On an accelerator, all known with the sources: what copies take with and without the memory to join pieces,
+        # and whether the copies go to pinned memory.
         self._copied_bytes = 0
+        self._plain_bytes = 0
         self._pinned = True
         self._taken_bytes = taken_bytes
         self._blobs: dict[Span | None, Blob] = {}
@@ -122,21 +124,33 @@ class Snapshot:
 
     @property
     def pinned_bytes(self) -> int:
-        """How much of that is pinned memory: all or nothing."""
-        copied_bytes = self.copied_bytes
-        return copied_bytes if self._pinned else 0
+        """How much of that is pinned memory: that of all copies, or nothing."""
+        with self._lock:
+            self._leaf_sources()
+            return self._plain_bytes if self._pinned else 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much of the rest has not been taken yet."""
+        with self._lock:
+            return sum(source.missing_bytes for source in self._leaf_sources())
 
     def _leaf_sources(self) -> "list[_Leaf]":
         if self._sources is None:
             leaves, pieces = self._leaves, self._pieces
             self._bands = bands_of([*map(type_of, leaves)]) if pieces is None else bands_in(pieces)
             kept = [keeps(self.stripe, band) for band in self._bands]
-            self._copied_bytes = sum(
-                _copied_bytes(leaf) for leaf, mine in zip(leaves, kept, strict=True) if mine
+            copied_bytes = [
+                _copied_bytes(leaf) if mine else 0 for leaf, mine in zip(leaves, kept, strict=True)
+            ]
+            self._copied_bytes = sum(copied_bytes)
+            self._plain_bytes = sum(
+                type_of(leaf).size_bytes for leaf, copied in zip(leaves, copied_bytes, strict=True) if copied
             )
-            room_bytes = PINNED_PART * pinned_limit_bytes() - self._taken_bytes
-            self._pinned = self._copied_bytes <= room_bytes
-            self._sources = [_Leaf(*pair, self._pinned) for pair in zip(leaves, kept, strict=True)]
+            self._pinned = self._plain_bytes <= PINNED_PART * pinned_limit_bytes() - self._taken_bytes
+            self._sources = [
+                _Leaf(*one, self._pinned) for one in zip(leaves, kept, copied_bytes, strict=True)
+            ]
             self._leaves = []
         return self._sources
 
@@ -159,9 +173,11 @@ class _Leaf:
     Of an accelerator's array, a copy is started in between. One that is not `kept` can be let go instead.
     """
 
-    def __init__(self, leaf: Any, kept: bool, pinned: bool) -> None:
+    def __init__(self, leaf: Any, kept: bool, copied_bytes: int, pinned: bool) -> None:
         self.type = type_of(leaf)
         self.kept = kept
+        self._copied_bytes = copied_bytes
+        self._joined_bytes = max(0, copied_bytes - self.type.size_bytes)
         # Whether it can be read as long as it is not let go.
         self.live = kept or not (_is_array(leaf) and on_accelerator(leaf))
         self._pinned = pinned
@@ -173,6 +189,13 @@ class _Leaf:
         self._watched: list[jax.Array] = []  # arrays whose memory the pieces are
         self._flat: memoryview | None = None
         self._spoiled = False
+
+    @property
+    def missing_bytes(self) -> int:
+        """What it will still take on an accelerator: for its copy, unless that is pinned, and to join its pieces."""
+        if self._leaf is not None and not self._pinned:
+            return self._copied_bytes
+        return self._joined_bytes if self._flat is None else 0
 
     def capture(self) -> None:
         if self._leaf is None:  # without the lock, which a thread may hold for long while it joins

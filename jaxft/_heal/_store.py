@@ -135,9 +135,10 @@ class StateStore:
         self._leaves: list[Any] = []
         self._pieces: Pieces | None = None
         self._state_bytes = 0
-        self._pool_bytes = 0  # the most pinned memory that copies of states have taken at once
-        # What copies will take that have been started, and may not have their memory yet.
-        self._under_way: dict[_Kept, int] = {}
+        self._copied: dict[_Kept, bool] = {}  # the snapshots whose copies are under way (False), or made
+        self._pool_bytes = (
+            0  # the most pinned memory that copies have taken at once: XLA keeps it for the next
+        )
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
         self._snapshots: dict[_Kept, Snapshot] = {}
@@ -276,29 +277,15 @@ class StateStore:
                 self._start_copy(kept, snapshot)
 
     def _start_copy(self, kept: _Kept, taken: Snapshot) -> None:
-        step, copied_bytes, pinned_bytes = kept[0], taken.copied_bytes, taken.pinned_bytes
-        part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
         with self._changed:
             if self._snapshots.get(kept) is not taken:
                 return
-            new_bytes = copied_bytes
-            if pinned_bytes:  # pinned memory of earlier copies is kept by XLA for the next
-                pinned_bytes = sum(one.pinned_bytes for one in self._snapshots.values())
-                new_bytes = max(0, pinned_bytes - self._pool_bytes)
-            more_bytes = new_bytes + sum(self._under_way.values())
-            if new_bytes and free_bytes is not None and more_bytes > part * free_bytes:
-                why = (
-                    f"copies for joiners take {more_bytes / 1e9:.1f} GB more with its, and may take {part:.0%} of "
-                    f"the {free_bytes / 1e9:.1f} GB of host memory that are available to this process. Use hosts "
-                    "with more memory, or shard the state over more of them"
-                )
+            if why := self._why_no_room(taken):
                 self._abandon_state(kept, why)
                 return
-            self._under_way[kept] = new_bytes
-            self._pool_bytes = max(self._pool_bytes, pinned_bytes)
-        _log.info(
-            "copies state %d to the host for joiners, beside the step: %.1f MB", step, copied_bytes / 1e6
-        )
+            self._copied[kept] = False
+        copied_mb = taken.copied_bytes / 1e6
+        _log.info("copies state %d to the host for joiners, beside the step: %.1f MB", kept[0], copied_mb)
         thread = threading.Thread(
             target=self._capture, args=(kept, taken), name="jaxft-snapshot", daemon=True
         )
@@ -306,7 +293,7 @@ class StateStore:
             thread.start()
         except RuntimeError as error:
             _log.warning(
-                "State %d is copied by the training thread, since there is no other: %s.", step, error
+                "State %d is copied by the training thread, since there is no other: %s.", kept[0], error
             )
 
     def _capture(self, kept: _Kept, snapshot: Snapshot) -> None:
@@ -318,8 +305,10 @@ class StateStore:
                 if self._snapshots.get(kept) is snapshot:
                     self._abandon_state(kept, f"it could not be captured: {error!r}")
         with self._changed:
-            if self._snapshots.get(kept) is snapshot:
-                self._under_way.pop(kept, None)
+            if self._snapshots.get(kept) is snapshot and kept in self._copied:
+                self._copied[kept] = True
+                made = (self._snapshots[one] for one, whole in self._copied.items() if whole)
+                self._pool_bytes = max(self._pool_bytes, sum(one.pinned_bytes for one in made))
 
     # ---- under the lock ----
 
@@ -349,6 +338,20 @@ class StateStore:
             self._snapshots[kept] = Snapshot(self._leaves, self._pieces, kept[1], taken_bytes=taken_bytes)
         return {kept: self._snapshots[kept] for kept in new}
 
+    def _why_no_room(self, new: Snapshot) -> str:
+        """Why host memory does not allow for the copy of a snapshot, with those that are under way; "": it does."""
+        copied = [*(self._snapshots[kept] for kept in self._copied), new]
+        pinned_bytes = max(0, sum(one.pinned_bytes for one in copied) - self._pool_bytes)
+        more_bytes = pinned_bytes + sum(one.missing_bytes for one in copied)
+        part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
+        if free_bytes is None or more_bytes <= part * free_bytes or not (pinned_bytes or new.missing_bytes):
+            return ""
+        return (
+            f"copies for joiners take {more_bytes / 1e9:.1f} GB more with its, and may take {part:.0%} of the "
+            f"{free_bytes / 1e9:.1f} GB of host memory that are available to this process. Use hosts with more "
+            "memory, or shard the state over more of them"
+        )
+
     def _drop(self, heal_id: int) -> None:
         if self._pins.pop(heal_id, None) is not None:
             self._over.append(heal_id)
@@ -358,7 +361,7 @@ class StateStore:
     def _trim(self) -> None:
         for kept in self._snapshots.keys() - {pin.kept for pin in self._pins.values() if pin.needs_state}:
             del self._snapshots[kept]
-            self._under_way.pop(kept, None)
+            self._copied.pop(kept, None)
         oldest = min((pin.needs_means_from for pin in self._pins.values()), default=None)
         for step in [step for step in self._log if oldest is None or step < oldest]:
             del self._log[step]

@@ -234,7 +234,7 @@ def test_a_copy_that_is_made_is_no_longer_under_way(monkeypatch: pytest.MonkeyPa
     store = StateStore()
     store.publish(STEP, [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))])
     store.pin(0, STEP, stripe=STRIPES[0])
-    patience.until(lambda: not store._under_way, "the copy to be made")
+    patience.until(lambda: all(store._copied.values()), "the copy to be made")
     store.pin(1, STEP, stripe=STRIPES[1])
     assert len(store._pins) == 2
 

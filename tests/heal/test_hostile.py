@@ -229,6 +229,34 @@ def test_a_donor_is_dialled_once_more_if_a_chunk_arrives_damaged(
     assert caplog.text.count("Dropped donor only") == damaged - 1
 
 
+def test_a_heal_that_ends_while_a_donor_is_dialled_again_says_why_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other donor does not keep what is missing, and the one that does is silent after that."""
+    monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
+    dials: list[int] = []
+
+    def damages(sock: socket.socket, ask: Callable[[], Request]) -> None:
+        dials.append(len(dials))
+        ask()
+        if len(dials) == 1:
+            manifest(sock, STATE, stripe=[0, 2], live=False)
+            send_chunk(sock, BLOB, ask().first, flip=True)
+        _drain(sock)
+
+    def keeps_the_rest(sock: socket.socket, ask: Callable[[], Request]) -> None:
+        ask()
+        manifest(sock, STATE, stripe=[1, 2], live=False)
+        send_chunk(sock, BLOB, ask().first)
+        _drain(sock)
+
+    with hostile("a", damages) as one, hostile("b", keeps_the_rest) as other, joiner(one, other) as fetcher:
+        why = r"keeps 12 of 13 chunks, .*\(a: dialled once more, since chunk 0 was damaged"
+        with pytest.raises(HealFailed, match=why):
+            fetch_state(fetcher, 0, zeros())
+    assert len(dials) == 2
+
+
 def test_a_dropped_donor_is_not_asked_again() -> None:
     asked: list[Request] = []
 

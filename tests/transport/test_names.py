@@ -164,7 +164,7 @@ def test_a_dial_says_what_is_wrong_with_a_name(
         dial("peer:7", request, deadline_s=time.monotonic() + patience.FAR_S)
 
 
-# In namespaces of its own: a name server on loopback that answers twice (A and AAAA), and then no more.
+# In separate namespaces: a name server on loopback that answers twice (A and AAAA), and then no more.
 WITH_A_REAL_RESOLVER = """
 import socket, subprocess, threading, time
 from pathlib import Path
