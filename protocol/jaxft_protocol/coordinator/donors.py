@@ -2,8 +2,8 @@
 
 A donor has to copy what it keeps once it trains on. So at most `MAX_DONORS` donors are asked, and each of them for a
 stripe. If such a heal fails, or its donors differ, or a single one of them tells its digest, the next one asks all
-donors for the whole state: then it succeeds as long as one donor serves, and a majority says which state is right. If that fails, it may be because
-no donor has room for the whole, so the one after it is of stripes again.
+donors for the whole state: then it succeeds as long as one donor serves, and a majority says which state is right. If
+that fails, it may be because no donor has room for the whole, so the one after it is of stripes again.
 """
 
 from jaxft_protocol.coordinator.draft import Draft
