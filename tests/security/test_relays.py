@@ -42,11 +42,16 @@ Then = Callable[[socket.socket, socket.socket], None]
 
 @contextmanager
 def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
-    """An address at which the handshake is that of an honest group, and `then` says the rest."""
+    """An address at which the handshake is that of an honest group, and `then` says the rest; as often as dialled."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with contextlib.suppress(OSError), server.accept()[0] as victim:
+            with contextlib.suppress(OSError):  # the server is shut down
+                while True:
+                    meet(server.accept()[0])
+
+        def meet(victim: socket.socket) -> None:
+            with contextlib.suppress(OSError), victim:
                 victim.settimeout(PATIENCE_S)
                 with socket.create_connection(("127.0.0.1", honest_port), timeout=PATIENCE_S) as honest:
                     for source, target in ((victim, honest), (honest, victim)) * 2:
