@@ -177,8 +177,40 @@ def test_memory_that_earlier_copies_took_counts_as_there(monkeypatch: pytest.Mon
         monkeypatch.setattr(_store, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
         store.publish(STEP + number, [jnp.asarray(values((1000,)))])
         store.pin(number, STEP + number)
+        patience.until(lambda: all(store._copied.values()), "the copy to be made")
         store.state(number, deadline_s=soon())
         store.release(number)
+
+
+def test_memory_of_copies_that_were_not_made_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_store, "available_bytes", lambda: 8000)
+    store = StateStore()
+    with monkeypatch.context() as patch:
+        patch.setattr(_store.threading.Thread, "start", lambda self: None)
+        store.publish(STEP, [jnp.asarray(values((1000,)))])
+        store.pin(1, STEP)
+        store.release(1)
+    monkeypatch.setattr(_store, "available_bytes", lambda: 10)
+    store.pin(2, STEP)
+    assert not store._pins
+
+
+@pytest.mark.parametrize("limit_gb", ["0", "64"])
+def test_what_is_taken_already_is_not_counted_again(limit_gb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sharded leaf takes as much again when its pieces are joined."""
+    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", limit_gb)
+    (spread, *_) = state()
+    size = spread.nbytes
+    snapshot = Snapshot([spread, spread])
+    copies = 2 * size if limit_gb == "64" else 0
+    assert (snapshot.pinned_bytes, snapshot.missing_bytes) == (copies, 4 * size - copies)
+    wanted = iter([True, False])
+    snapshot.capture(lambda: next(wanted))
+    assert snapshot.missing_bytes == (2 * size if copies else 3 * size)
+    snapshot.capture()
+    assert (snapshot.pinned_bytes, snapshot.missing_bytes) == (copies, 2 * size)
+    content(snapshot.blob())
+    assert (snapshot.copied_bytes, snapshot.missing_bytes) == (4 * size, 0)
 
 
 def test_the_memory_of_two_copies_at_once_is_that_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
