@@ -8,10 +8,8 @@ read; there is no manual reference counting, and nothing has to be released expl
 
 import contextlib
 import mmap
-import re
 import weakref
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 
@@ -54,25 +52,6 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
         regions[extent.region][extent.offset : extent.stop].reshape(spec.shape)
         for spec, extent in zip(layout.specs, layout.extents, strict=True)
     ]
-
-
-def available_bytes(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """The host memory that this process can still get, with the limit of its container; None if nothing tells."""
-    found: list[int] = []
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        found.append(1024 * _number(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text()))
-    with contextlib.suppress(OSError, TypeError, ValueError):  # no limit is "max"
-        used = int((cgroup / "memory.current").read_text())
-        cached = _number(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text())
-        found.append(int((cgroup / "memory.max").read_text()) - used + cached)
-    return min(found, default=None)
-
-
-def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text, re.MULTILINE)
-    return int(found[1])  # pyright: ignore[reportOptionalSubscript] (a TypeError says that it is not there)
 
 
 def _take_idle(size_bytes: int) -> mmap.mmap | None:

@@ -26,10 +26,10 @@ import numpy as np
 from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._memory import available_bytes
 from jaxft._arrays._pieces import Pieces
 from jaxft._heal._blob import Blob, blob_of
 from jaxft._heal._snapshot import Snapshot
+from jaxft._host_memory import available_bytes
 
 _log = logging.getLogger("jaxft")
 

@@ -1,7 +1,6 @@
 """What the rules measure: a command's exit status, host memory, disk, step time, the clock, and devices."""
 
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from jaxft._health._devices import DeviceError, worst_of
 from jaxft._health._readings import Level, Limits, Reading
 from jaxft._health._rules import Rule
+from jaxft._host_memory import CGROUP, MEMINFO, available_bytes
 from jaxft._launch._processes import kill_beside, start_beside
 from jaxft._operate._clock import clock_difference
 from jaxft._operate._port import PortError, ask, job_path
@@ -95,16 +95,12 @@ class Measured:
         """Do nothing: a measurement has its own deadline, or ends with this process."""
 
 
-def free_memory_gb(meminfo: Path = Path("/proc/meminfo")) -> tuple[float, str]:
-    """Return the host memory that programs can still get, in GB (1e9 bytes)."""
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())
-    except OSError as error:
-        raise NoValue(f"{meminfo} cannot be read: {error}") from error
-    if found is None:
-        raise NoValue(f"{meminfo} has no line MemAvailable")
-    free_gb = int(found[1]) * 1024 / 1e9
-    return free_gb, f"{free_gb:.1f} GB of host memory are available"
+def free_memory_gb(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> tuple[float, str]:
+    """Return the host memory that programs here can still get, in GB (1e9 bytes)."""
+    free_bytes = available_bytes(meminfo, cgroup)
+    if free_bytes is None:
+        raise NoValue(f"neither {meminfo} nor {cgroup} tells how much memory is available")
+    return free_bytes / 1e9, f"{free_bytes / 1e9:.1f} GB of host memory are available"
 
 
 def free_disk_gb(path: str) -> tuple[float, str]:

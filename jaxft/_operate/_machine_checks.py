@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from jaxft._exchange import _compiled
+from jaxft._host_memory import CGROUP, MEMINFO, available_bytes
 from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._version import __version__
@@ -97,17 +98,18 @@ def limits() -> Iterator[Finding]:
         yield ok(f"limit nofile: {soft} now, {hard} at most; jaxft raises it itself")
 
 
-def memory(state_gb: float, meminfo: Path = Path("/proc/meminfo")) -> Iterator[Finding]:
-    """Check whether the host has room for one more state: a donor keeps a snapshot while a joiner heals.
+def memory(state_gb: float, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Iterator[Finding]:
+    """Check whether the host, or the container, has room for one more state: a donor keeps a snapshot for a joiner.
 
     Args:
         state_gb: the size of this group's state on this host, in GB; 0: not known.
-        meminfo: where the kernel tells.
+        meminfo: where the kernel tells of the host.
+        cgroup: where it tells of the container.
     """
-    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.exists() else None
-    if found is None:
+    free_bytes = available_bytes(meminfo, cgroup)
+    if free_bytes is None:
         return
-    free_gb = int(found[1]) * 1024 / 1e9
+    free_gb = free_bytes / 1e9
     if not state_gb:
         yield ok(f"{free_gb:.1f} GB of host memory are available (--state-gb compares them with your state)")
     elif free_gb < state_gb:

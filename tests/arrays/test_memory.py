@@ -2,7 +2,6 @@
 
 import gc
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import pytest
 
 from jaxft._arrays import _memory
 from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import aligned_empty, available_bytes, leaves_of, result_regions
+from jaxft._arrays._memory import aligned_empty, leaves_of, result_regions
 from tests.exchange.members import MIXED, together
 
 MB = 1 << 20
@@ -128,18 +127,3 @@ def test_leaves_are_views_of_regions() -> None:
         assert leaf.flags.c_contiguous
         assert address(leaf) % 64 == 0
         assert np.shares_memory(leaf, regions[extent.region]) == (leaf.size > 0)
-
-
-def test_the_memory_that_is_left_to_a_process(tmp_path: Path) -> None:
-    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
-    cgroup.mkdir()
-    assert available_bytes(meminfo, cgroup) is None
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:       7 kB\n")
-    assert available_bytes(meminfo, cgroup) == 7 * 1024
-    for limit, left in (("max", 7 * 1024), ("6000", 6000 - 5000 + 300), ("90000", 7 * 1024)):
-        (cgroup / "memory.max").write_text(f"{limit}\n")
-        (cgroup / "memory.current").write_text("5000\n")
-        (cgroup / "memory.stat").write_text("anon 4000\ninactive_file 300\n")
-        assert available_bytes(meminfo, cgroup) == left
-    meminfo.write_text("nothing of use\n")
-    assert available_bytes(meminfo, cgroup) == 90000 - 5000 + 300

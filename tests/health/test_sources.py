@@ -85,11 +85,11 @@ def test_a_command_that_is_gone_is_unknown(tmp_path: Path) -> None:
 def test_host_memory_is_what_is_available(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9 kB\nMemFree:  1 kB\nMemAvailable:    4000000 kB\n")
-    assert free_memory_gb(meminfo) == (4.096, "4.1 GB of host memory are available")
+    assert free_memory_gb(meminfo, tmp_path) == (4.096, "4.1 GB of host memory are available")
     assert free_memory_gb()[0] > 0
     meminfo.write_text("nothing")
-    with pytest.raises(NoValue, match="has no line MemAvailable"):
-        free_memory_gb(meminfo)
+    with pytest.raises(NoValue, match="tells how much memory is available"):
+        free_memory_gb(meminfo, tmp_path)
 
 
 def test_the_disk_is_that_of_the_folder(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_gpu_without_deterministic_kernels_is_a_warning() -> None:
 def test_memory_for_one_more_state(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9 kB\nMemAvailable:   8000000 kB\n")
-    levels = [next(iter(_machine_checks.memory(size, meminfo))).level for size in (0.0, 8.0, 8.5)]
+    levels = [next(iter(_machine_checks.memory(size, meminfo, tmp_path))).level for size in (0.0, 8.0, 8.5)]
     assert levels == ["ok", "ok", "fail"]
 
 
