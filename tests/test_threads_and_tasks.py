@@ -34,7 +34,7 @@ KNOWN = {
     ("jaxft/_arrays/_device_sums.py", "adds_as_numpy"): "tests/arrays/test_device_sums.py",
     ("jaxft/_heal/_store.py", "StateStore._start_copy"): "tests/heal/test_accelerator_state.py",
     ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
-    ("jaxft/_transport/_names.py", "_Lookup.__init__"): "tests/transport/test_names.py",
+    ("jaxft/_transport/_names.py", "_Host.ask"): "tests/transport/test_names.py",
     ("jaxft/_ranks/_link.py", "Link.__init__"): "tests/ranks/test_link.py",
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",
     ("jaxft/_telemetry/_line_file.py", "LineFile.__init__"): "tests/telemetry/test_line_file.py",

@@ -71,6 +71,11 @@ def on_accelerator(array: jax.Array) -> bool:
     return is_accelerator(_a_device(array)) and "host" not in (array.sharding.memory_kind or "")
 
 
+def goes_to_pinned(array: jax.Array) -> bool:
+    """Whether a copy of an array can be in pinned memory."""
+    return on_accelerator(array) and _has_pinned(_a_device(array))
+
+
 def flat_on_host(array: jax.Array) -> np.ndarray:
     """The elements of an array that is in host memory, in C order; waits for it. Read-only."""
     if len(array.sharding.device_set) == 1:

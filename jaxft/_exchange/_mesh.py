@@ -99,10 +99,7 @@ class _Mesh:
             mine, theirs = (stamps[end].header_to_continue(one.exchanges) for end in (self.me, number))
             with contextlib.suppress(NotContinued):
                 self.waiting[number] = Continuing(one.connection, mine, theirs, one.progress)
-        later = [number for number in self.wanted if number > self.me and number not in self.waiting]
-        look_up(self.members[number].address for number in later)
-        for number in later:
-            self._dial(number)
+        self._dial(number for number in self.wanted if number not in self.waiting)
 
     def advance(self) -> None:
         """Wait for any of them to progress."""
@@ -119,6 +116,7 @@ class _Mesh:
         except Aborted as error:
             raise _failed(self.request, str(error), []) from error
         failures: dict[int, ConnectionError] = {}
+        refused: list[int] = []
         for number, one in list(self.waiting.items()):
             if one.sock.fileno() not in ready:
                 continue
@@ -127,8 +125,7 @@ class _Mesh:
             except NotContinued:
                 del self.waiting[number]
                 self.patience.moved()  # the peer has said so, or closed: it lives, and needs time to connect again
-                if number > self.me:
-                    self._dial(number)
+                refused.append(number)
             except ConnectionError as error:
                 failures[number] = error
             else:
@@ -136,6 +133,7 @@ class _Mesh:
         if failures:
             text = " ".join(map(str, failures.values()))
             raise _failed(self.request, text, [self.members[number] for number in failures])
+        self._dial(refused)
 
     def take_lower(self) -> None:
         """Wait for earlier members to dial us."""
@@ -168,13 +166,22 @@ class _Mesh:
         if late:
             raise _failed(self.request, f"{_names(late)} did not connect to this group in time.", late)
 
-    def _dial(self, number: int) -> None:
+    def _dial(self, numbers: Iterable[int]) -> None:
+        """Dial the later ones of these members; the earlier ones dial us."""
+        later = [number for number in numbers if number > self.me]
+        look_up(self.members[number].address for number in later)
+        for number in later:
+            self._dial_one(number)
+
+    def _dial_one(self, number: int) -> None:
         peer = self.members[number]
         try:
             to_peer = replace(
                 self.request, to_group=peer.group, to_incarnation=peer.incarnation, rank=peer.rank
             )
-            self.waiting[number] = Dialling(peer.address, to_peer, self.listener.key)
+            self.waiting[number] = Dialling(
+                peer.address, to_peer, self.listener.key, limit_s=self.patience.timeout_s
+            )
         except ConnectionError as error:
             raise _failed(self.request, str(error), [peer]) from error
 

@@ -27,6 +27,7 @@ from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._host_copies import (
     HostCopy,
+    goes_to_pinned,
     host_copies,
     is_accelerator,
     on_accelerator,
@@ -69,11 +70,7 @@ class Snapshot:
         self._bands: list[int] = []
         self._sources: list[_Leaf] | None = None
         self._let_go = False
-        # On an accelerator, all known with the sources: what copies take with and without the memory to join pieces,
-        # and whether the copies go to pinned memory.
-        self._copied_bytes = 0
-        self._plain_bytes = 0
-        self._pinned = True
+        self._copied_bytes = 0  # on an accelerator: known with the sources
         self._taken_bytes = taken_bytes
         self._blobs: dict[Span | None, Blob] = {}
 
@@ -124,10 +121,9 @@ class Snapshot:
 
     @property
     def pinned_bytes(self) -> int:
-        """How much of that is pinned memory: that of all copies, or nothing."""
+        """How much of that is pinned memory."""
         with self._lock:
-            self._leaf_sources()
-            return self._plain_bytes if self._pinned else 0
+            return sum(source.pinned_bytes for source in self._leaf_sources())
 
     @property
     def missing_bytes(self) -> int:
@@ -144,12 +140,17 @@ class Snapshot:
                 _copied_bytes(leaf) if mine else 0 for leaf, mine in zip(leaves, kept, strict=True)
             ]
             self._copied_bytes = sum(copied_bytes)
-            self._plain_bytes = sum(
-                type_of(leaf).size_bytes for leaf, copied in zip(leaves, copied_bytes, strict=True) if copied
+            to_pinned = [
+                mine and _is_array(leaf) and goes_to_pinned(leaf)
+                for leaf, mine in zip(leaves, kept, strict=True)
+            ]
+            pinned_bytes = sum(
+                type_of(leaf).size_bytes for leaf, pinned in zip(leaves, to_pinned, strict=True) if pinned
             )
-            self._pinned = self._plain_bytes <= PINNED_PART * pinned_limit_bytes() - self._taken_bytes
+            room = pinned_bytes <= PINNED_PART * pinned_limit_bytes() - self._taken_bytes
             self._sources = [
-                _Leaf(*one, self._pinned) for one in zip(leaves, kept, copied_bytes, strict=True)
+                _Leaf(leaf, mine, copied, pinned and room)
+                for leaf, mine, copied, pinned in zip(leaves, kept, copied_bytes, to_pinned, strict=True)
             ]
             self._leaves = []
         return self._sources
@@ -189,6 +190,11 @@ class _Leaf:
         self._watched: list[jax.Array] = []  # arrays whose memory the pieces are
         self._flat: memoryview | None = None
         self._spoiled = False
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What it takes of pinned memory on an accelerator."""
+        return self.type.size_bytes if self._pinned else 0
 
     @property
     def missing_bytes(self) -> int:
@@ -240,6 +246,8 @@ class _Leaf:
         try:
             if _is_array(self._leaf) and on_accelerator(self._leaf):
                 (self._copy,) = host_copies([self._leaf], pinned=self._pinned)
+                # There may have been no room for it.
+                self._pinned = all(isinstance(piece, jax.Array) for _, piece in self._copy.pieces)
             else:
                 self._pieces, self._watched = _host_pieces(self._leaf, self.type)
         except RuntimeError as error:  # deleted: released here, and donated, before a server read it

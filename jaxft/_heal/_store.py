@@ -343,6 +343,7 @@ class StateStore:
         copied = [*(self._snapshots[kept] for kept in self._copied), new]
         pinned_bytes = max(0, sum(one.pinned_bytes for one in copied) - self._pool_bytes)
         more_bytes = pinned_bytes + sum(one.missing_bytes for one in copied)
+        # After those: what is taken meanwhile is counted twice, and not nowhere.
         part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
         if free_bytes is None or more_bytes <= part * free_bytes or not (pinned_bytes or new.missing_bytes):
             return ""

@@ -7,6 +7,7 @@ from a nonce of each side (`jaxft_protocol.credentials`). So a proof is useless 
 attacker who relays the handshake does not get the keys for the frames that follow.
 """
 
+import math
 import os
 import select
 import socket
@@ -100,16 +101,27 @@ class Dialling:
     Poll `sock` for `events`, then call `advance`, until it returns a connection. Each call may change both.
     """
 
-    def __init__(self, address: str, request: ConnectionRequest, key: DataKey | None = None) -> None:
-        """Start to connect. Raises ConnectionError. Only resolving a host name blocks, for 2 s at most.
+    def __init__(
+        self,
+        address: str,
+        request: ConnectionRequest,
+        key: DataKey | None = None,
+        *,
+        limit_s: float = math.inf,
+    ) -> None:
+        """Start to connect. Raises ConnectionError. Only resolving a host name blocks.
 
-        With a key, the listener must prove that it knows the key too.
+        Args:
+            address: "host:port" or "[v6 address]:port".
+            request: who we are, whom we dial, and for what.
+            key: with a key, the listener must prove that it knows the key too.
+            limit_s: how long a name server may take; not more than 10 s in any case.
         """
         self._address = address
         self._request = request
         self._key = key
         self._nonces: dict[str, bytes] = {}  # set once the listener has challenged us
-        self._all_targets = _resolve(address)
+        self._all_targets = _resolve(address, limit_s)
         self._targets = list(self._all_targets)
         self._received = bytearray()
         self._redials = 0
@@ -252,7 +264,7 @@ def dial(
     Args:
         address: "host:port" or "[v6 address]:port".
         request: who we are, whom we dial, and for what.
-        deadline_s: when to give up, on the clock of `time.monotonic()`. Resolving a name is not covered.
+        deadline_s: when to give up, on the clock of `time.monotonic()`. It covers resolving a name.
         abort: a flag that ends the wait.
         key: the key of the job's data plane, if it has one; the listener must know it too.
 
@@ -274,7 +286,7 @@ def dial(
 def _dial(
     address: str, request: ConnectionRequest, *, deadline_s: float, abort: Abort | None, key: DataKey | None
 ) -> Connection:
-    dialling = Dialling(address, request, key)
+    dialling = Dialling(address, request, key, limit_s=max(0.0, deadline_s - time.monotonic()))
     what = f"{address} to accept a connection for {request.kind}"
     try:
         while True:
@@ -375,9 +387,9 @@ def encode(request: ConnectionRequest) -> bytes:
     return head + job + group + to_group
 
 
-def _resolve(address: str) -> list[Target]:
+def _resolve(address: str, limit_s: float) -> list[Target]:
     try:
-        return targets_of(address)
+        return targets_of(address, limit_s)
     except ConnectionError:
         raise  # it is not an address
     except (OSError, UnicodeError) as error:

@@ -1,9 +1,9 @@
 """Host names of other processes, resolved with a deadline.
 
-The resolver of the system blocks: for half a minute, by default, while a name server does not answer (resolv.conf(5):
-5 s for each try and server). So each name is looked up in a thread, and waited for only shortly. If no answer comes,
-or only that the name is unknown, what it last stood for is used: a job that runs does not need its name server. The
-handshake finds out whether the right process listens there.
+The resolver of the system blocks: for half a minute, by default, while no name server answers (resolv.conf(5): 5 s
+for each try and server). So names are resolved in threads, and waited for only so long; what was known before is used
+if no answer comes in time, or only that the name is unknown. A job that runs does not need its name server, and a
+late answer is there for the next call. The handshake finds out whether the right process listens where a name leads.
 """
 
 import logging
@@ -14,103 +14,117 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxft._transport._interfaces import ip_of
-from jaxft._transport._sockets import split_address
+from jaxft._transport._sockets import SLOW_WAIT_S, split_address
 
 _log = logging.getLogger("jaxft")
 
-# A name server that works answers within milliseconds, or within a few hops of it.
-ANSWER_TIMEOUT_S = 2.0
+# How long an answer is waited for if the host is known from before. A name server that works needs milliseconds.
+KNOWN_TIMEOUT_S = 2.0
+# If it is not: the resolver asks again after 5 s if a packet was lost, or asks a second server.
+UNKNOWN_TIMEOUT_S = 10.0
+# For so long an answer is not asked for again. Name servers give theirs for as long or longer.
+FRESH_S = 5.0
 
 # A family, and an address as sockets of that family take it.
 Target = tuple[int, tuple[Any, ...]]
 
 
-class _Lookup:
-    """One question to the system's resolver, in a thread."""
+class _Host:
+    """A name that this process dials, and where it leads."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._began_s = time.monotonic()
-        self._over = threading.Event()
-        self._targets: list[Target] = []
-        self._error: Exception = TimeoutError(f"no name server has answered within {ANSWER_TIMEOUT_S:g} s")
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._asking = False
+        self._found: list[Target] = []  # of the last answer that was no error
+        self._found_s = 0.0
+        self._error: Exception | None = None  # of the last answer
+
+    def ask(self) -> None:
+        """Begin to resolve the name, unless that is under way or was done just now."""
+        with self._changed:
+            if self._asking or (self._found and time.monotonic() < self._found_s + FRESH_S):
+                return
+            self._asking = True
         try:
             threading.Thread(target=self._ask, name="jaxft-name", daemon=True).start()
         except RuntimeError:  # there is no room for one: without a deadline, then
             self._ask()
 
-    @property
-    def over(self) -> bool:
-        return self._over.is_set()
-
-    @property
-    def is_old(self) -> bool:
-        """Whether its answer came some time ago, and no one asked for it."""
-        return self.over and time.monotonic() > self._began_s + ANSWER_TIMEOUT_S
-
-    def targets(self) -> list[Target]:
-        """What the name stands for. Raises OSError or UnicodeError, if no answer has come in time, too."""
-        if self._over.wait(self._began_s + ANSWER_TIMEOUT_S - time.monotonic()) and self._targets:
-            return self._targets
-        raise self._error
-
     def _ask(self) -> None:
+        found: list[Target] = []
+        error: Exception | None = None
         try:
-            self._targets = _resolved(self._address)
-        except Exception as error:  # raised by `targets`, in the thread that needs the name
-            self._error = error
-        finally:
-            self._over.set()
+            answers = socket.getaddrinfo(self._name, None, type=socket.SOCK_STREAM)
+            found = [(family, where) for family, _, _, _, where in answers]
+        except Exception as caught:  # raised by `targets`, in the thread that needs the name
+            error = caught
+        with self._changed:
+            self._asking, self._error = False, error
+            if found:
+                self._found, self._found_s = found, time.monotonic()
+            self._changed.notify_all()
+
+    def targets(self, limit_s: float) -> list[Target]:
+        """Where the name leads, without ports. Raises OSError or UnicodeError if that was never known."""
+        with self._changed:
+            most_s = min(limit_s, KNOWN_TIMEOUT_S if self._found else UNKNOWN_TIMEOUT_S)
+            in_time = self._changed.wait_for(lambda: not self._asking, min(most_s, SLOW_WAIT_S))
+            if not in_time and most_s > SLOW_WAIT_S:
+                _log.warning(
+                    "Still waiting for a name server to answer for %s after %.0f s.", self._name, SLOW_WAIT_S
+                )
+                in_time = self._changed.wait_for(lambda: not self._asking, most_s - SLOW_WAIT_S)
+            error = (
+                self._error if in_time else TimeoutError(f"no name server has answered within {most_s:.3g} s")
+            )
+            if error is None or self._found:
+                known = self._found
+            else:
+                raise error
+        if error is not None:
+            _log.warning("Connects to %s at %s, as before: %s.", self._name, known[0][1][0], error)
+        return known
 
 
 _lock = threading.Lock()
-_under_way: dict[str, _Lookup] = {}
-_last: dict[str, list[Target]] = {}  # an entry for each address of a group that this process has ever dialled
+_hosts: dict[str, _Host] = {}  # as many as there are hosts, whatever processes come and go there
 
 
 def look_up(addresses: Iterable[str]) -> None:
     """Begin to resolve the names in these addresses, all at once, for the calls of `targets_of` that follow."""
     for address in addresses:
         if not _in_digits(address):
-            _lookup_of(address)
+            _host_of(address).ask()
 
 
-def targets_of(address: str) -> list[Target]:
+def targets_of(address: str, limit_s: float) -> list[Target]:
     """What to connect to for an address `host:port`: one target or more, in the order of preference.
 
-    Waits at most `ANSWER_TIMEOUT_S`, and not at all for a host in digits.
+    Waits for a name server, but not for a host in digits.
+
+    Args:
+        address: "host:port" or "[v6 address]:port".
+        limit_s: how long to wait at most.
 
     Raises:
-        OSError: the name is unknown, or no name server has answered, and it was never known here.
+        ConnectionError: that is no address.
+        OSError: the name is unknown, or no name server has answered in time, and it was never known here.
         UnicodeError: the name is none: a label of it is empty or too long.
     """
+    name, port = split_address(address)
     if _in_digits(address):
-        return _resolved(address)
-    lookup = _lookup_of(address)
-    try:
-        targets = lookup.targets()
-    except (OSError, UnicodeError) as error:
-        with _lock:
-            known = _last.get(address, [])
-        if not known:
-            raise
-        _log.warning("Connects to %s at %s, as before: %s.", address, known[0][1][0], error)
-        return known
-    finally:
-        with _lock:
-            if lookup.over and _under_way.get(address) is lookup:
-                del _under_way[address]
-    with _lock:
-        _last[address] = targets
-    return targets
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+        return [(family, where) for family, _, _, _, where in found]
+    host = _host_of(address)
+    host.ask()
+    return [(family, (ip, port, *rest)) for family, (ip, _, *rest) in host.targets(limit_s)]
 
 
-def _lookup_of(address: str) -> _Lookup:
+def _host_of(address: str) -> _Host:
+    name, _ = split_address(address)
     with _lock:
-        lookup = _under_way.get(address)
-        if lookup is None or lookup.is_old:
-            lookup = _under_way[address] = _Lookup(address)
-        return lookup
+        return _hosts.setdefault(name, _Host(name))
 
 
 def _in_digits(address: str) -> bool:
@@ -119,12 +133,6 @@ def _in_digits(address: str) -> bool:
         ip_of(split_address(address)[0])
     except ValueError:
         return False
-    except ConnectionError:  # `_resolved` says it
+    except ConnectionError:  # `targets_of` says it
         pass
     return True
-
-
-def _resolved(address: str) -> list[Target]:
-    host, port = split_address(address)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [(family, target) for family, _, _, _, target in found]

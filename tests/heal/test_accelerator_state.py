@@ -340,6 +340,29 @@ def test_what_is_copied() -> None:
     assert Snapshot([np.zeros(3), 2.0, jax.random.key(0)]).copied_bytes == 0
 
 
+def test_what_takes_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is offloaded to the host is copied there by numpy."""
+    assert Snapshot(state()).pinned_bytes == 64 * 3 * 4 + 5 * 2 + 6
+    monkeypatch.setattr(_host_copies, "_has_pinned", lambda device: False)
+    snapshot = Snapshot(state())
+    assert (snapshot.pinned_bytes, snapshot.missing_bytes) == (0, snapshot.copied_bytes)
+
+
+def test_a_copy_for_which_there_is_no_pinned_memory_does_not_count_as_such(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*given: object) -> object:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of pinned memory")
+
+    store = StateStore()
+    store.publish(STEP, [jnp.asarray(values((1000,)))])
+    monkeypatch.setattr(jax, "device_put", refused)
+    store.pin(1, STEP)
+    patience.until(lambda: all(store._copied.values()), "the copy to be made")
+    assert "There is no pinned host memory for copies" in caplog.text
+    assert store._pool_bytes == 0
+
+
 def test_of_equal_copies_one_is_copied() -> None:
     spread, copied = state()[:2]
     for leaf, pieces in ((spread, 4), (copied, 1)):

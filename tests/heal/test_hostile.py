@@ -235,6 +235,7 @@ def test_a_heal_that_ends_while_a_donor_is_dialled_again_says_why_it_was(
     """The other donor does not keep what is missing, and the one that does is silent after that."""
     monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
     dials: list[int] = []
+    again = threading.Event()
 
     def damages(sock: socket.socket, ask: Callable[[], Request]) -> None:
         dials.append(len(dials))
@@ -242,10 +243,13 @@ def test_a_heal_that_ends_while_a_donor_is_dialled_again_says_why_it_was(
         if len(dials) == 1:
             manifest(sock, STATE, stripe=[0, 2], live=False)
             send_chunk(sock, BLOB, ask().first, flip=True)
+        else:
+            again.set()
         _drain(sock)
 
     def keeps_the_rest(sock: socket.socket, ask: Callable[[], Request]) -> None:
         ask()
+        assert again.wait(LONG_S)
         manifest(sock, STATE, stripe=[1, 2], live=False)
         send_chunk(sock, BLOB, ask().first)
         _drain(sock)

@@ -51,7 +51,7 @@ def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
                     meet(server.accept()[0])
 
         def meet(victim: socket.socket) -> None:
-            with contextlib.suppress(OSError), victim:
+            with contextlib.suppress(Exception), victim:  # the victim says what went wrong
                 victim.settimeout(PATIENCE_S)
                 with socket.create_connection(("127.0.0.1", honest_port), timeout=PATIENCE_S) as honest:
                     for source, target in ((victim, honest), (honest, victim)) * 2:
@@ -60,9 +60,11 @@ def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        patience.join(thread)
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            patience.join(thread)
 
 
 @contextmanager
