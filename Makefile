@@ -31,7 +31,7 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
-test: $(STAMP) $(BIN)/helm  ## all tests but the storms, about 10 minutes on 2 cores
+test: $(STAMP) $(BIN)/helm  ## all tests but the storms, about 12 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
