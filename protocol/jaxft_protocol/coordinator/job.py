@@ -91,7 +91,7 @@ class Group:
     digest: int | None = None
     heal_id: HealId | None = None
     donors: tuple[Holder, ...] = ()
-    asked: tuple[Holder, ...] = ()  # which donors were asked for this heal, also those that could not tell a digest
+    asked: tuple[Holder, ...] = ()  # the donors of this heal, with those that could not tell a digest
     # While donors take the digest of the state for this group's heal: which state, and their digests so far. None
     # once the joiner has its list of donors.
     pinned_step: Step | None = None
