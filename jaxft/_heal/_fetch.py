@@ -60,6 +60,13 @@ class _Donor:
         self.redialled = ""  # why, since the last fetch that succeeded
         self.failed = ""
 
+    @property
+    def trouble(self) -> str:
+        """What is wrong with it, as far as that is known."""
+        if self.failed or not self.redialled:
+            return self.failed or ("" if self.answers else "no answer yet")
+        return f"dialled once more, since {self.redialled}"
+
     def fail(self, error: Exception) -> None:
         self.failed = (str(error) or type(error).__name__)[:_MAX_QUOTE]
         self.close()
@@ -204,13 +211,7 @@ class Fetcher:
         self.transferred_bytes += layout.total_bytes
 
     def _why_none_is_left(self, lost: str) -> str:
-        said = {
-            donor.name: donor.failed
-            or (f"dialled once more, since {donor.redialled}" if donor.redialled else "")
-            or ("" if donor.answers else "no answer yet")
-            for donor in self._donors
-        }
-        reasons = "; ".join(f"{name}: {why}" for name, why in said.items() if why)
+        reasons = "; ".join(f"{donor.name}: {donor.trouble}" for donor in self._donors if donor.trouble)
         if lost:
             return f"no donor is left that keeps {lost} ({reasons or 'none has failed in this heal'})"
         return f"no donor is left ({reasons or 'the coordinator named none'})"

@@ -70,7 +70,6 @@ class Snapshot:
         self._bands: list[int] = []
         self._sources: list[_Leaf] | None = None
         self._let_go = False
-        self._copied_bytes = 0  # on an accelerator: known with the sources
         self._taken_bytes = taken_bytes
         self._blobs: dict[Span | None, Blob] = {}
 
@@ -116,8 +115,7 @@ class Snapshot:
     def copied_bytes(self) -> int:
         """The most host memory that it takes on an accelerator; 0 on CPU, where the state lies there already."""
         with self._lock:
-            self._leaf_sources()
-            return self._copied_bytes
+            return sum(source.copied_bytes for source in self._leaf_sources())
 
     @property
     def pinned_bytes(self) -> int:
@@ -139,7 +137,6 @@ class Snapshot:
             copied_bytes = [
                 _copied_bytes(leaf) if mine else 0 for leaf, mine in zip(leaves, kept, strict=True)
             ]
-            self._copied_bytes = sum(copied_bytes)
             to_pinned = [
                 mine and _is_array(leaf) and goes_to_pinned(leaf)
                 for leaf, mine in zip(leaves, kept, strict=True)
@@ -177,7 +174,7 @@ class _Leaf:
     def __init__(self, leaf: Any, kept: bool, copied_bytes: int, pinned: bool) -> None:
         self.type = type_of(leaf)
         self.kept = kept
-        self._copied_bytes = copied_bytes
+        self.copied_bytes = copied_bytes
         self._joined_bytes = max(0, copied_bytes - self.type.size_bytes)
         # Whether it can be read as long as it is not let go.
         self.live = kept or not (_is_array(leaf) and on_accelerator(leaf))
@@ -200,7 +197,7 @@ class _Leaf:
     def missing_bytes(self) -> int:
         """What it will still take on an accelerator: for its copy, unless that is pinned, and to join its pieces."""
         if self._leaf is not None and not self._pinned:
-            return self._copied_bytes
+            return self.copied_bytes
         return self._joined_bytes if self._flat is None else 0
 
     def capture(self) -> None:

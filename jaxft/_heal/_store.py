@@ -136,9 +136,7 @@ class StateStore:
         self._pieces: Pieces | None = None
         self._state_bytes = 0
         self._copied: dict[_Kept, bool] = {}  # the snapshots whose copies are under way (False), or made
-        self._pool_bytes = (
-            0  # the most pinned memory that copies have taken at once: XLA keeps it for the next
-        )
+        self._pool_bytes = 0  # the most pinned memory that copies have taken at once, which XLA keeps
         self._pins: dict[int, _Pin] = {}
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
         self._snapshots: dict[_Kept, Snapshot] = {}

@@ -48,17 +48,18 @@ class _Host:
             self._asking = True
         try:
             threading.Thread(target=self._ask, name="jaxft-name", daemon=True).start()
-        except RuntimeError:  # there is no room for one: without a deadline, then
-            self._ask()
+        except RuntimeError as error:
+            self._note([], OSError(f"there is no thread that could ask a name server: {error}"))
 
     def _ask(self) -> None:
-        found: list[Target] = []
-        error: Exception | None = None
         try:
             answers = socket.getaddrinfo(self._name, None, type=socket.SOCK_STREAM)
-            found = [(family, where) for family, _, _, _, where in answers]
-        except Exception as caught:  # raised by `targets`, in the thread that needs the name
-            error = caught
+        except Exception as error:  # raised by `targets`, in the thread that needs the name
+            self._note([], error)
+        else:
+            self._note([(family, where) for family, _, _, _, where in answers], None)
+
+    def _note(self, found: list[Target], error: Exception | None) -> None:
         with self._changed:
             self._asking, self._error = False, error
             if found:
@@ -75,13 +76,10 @@ class _Host:
                     "Still waiting for a name server to answer for %s after %.0f s.", self._name, SLOW_WAIT_S
                 )
                 in_time = self._changed.wait_for(lambda: not self._asking, most_s - SLOW_WAIT_S)
-            error = (
-                self._error if in_time else TimeoutError(f"no name server has answered within {most_s:.3g} s")
-            )
-            if error is None or self._found:
-                known = self._found
-            else:
-                raise error
+            late = TimeoutError(f"no name server has answered within {most_s:.3g} s")
+            known, error = self._found, self._error if in_time else late
+        if error is not None and not known:
+            raise error
         if error is not None:
             _log.warning("Connects to %s at %s, as before: %s.", self._name, known[0][1][0], error)
         return known

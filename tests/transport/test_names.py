@@ -202,15 +202,21 @@ def test_many_names_are_asked_for_at_once(resolver: Resolver, silence: Callable[
     patience.until(lambda: len(resolver.asked) == 20, "all questions")
 
 
-def test_without_room_for_a_thread_it_is_asked_for_here(
+def test_without_room_for_a_thread_what_was_known_is_used(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """To ask here would block without a deadline."""
+
     def refused(self: threading.Thread) -> None:
         assert not _names._lock.locked()
         raise RuntimeError("can't start new thread")
 
+    assert targets_of("peer:7", FAR_S) == AT
     monkeypatch.setattr(threading.Thread, "start", refused)
     assert targets_of("peer:7", FAR_S) == AT
+    with pytest.raises(OSError, match="there is no thread that could ask a name server: can't start new"):
+        targets_of("other:7", FAR_S)
+    assert resolver.asked == ["peer"]
 
 
 @pytest.mark.parametrize("why", ["no name server has answered", "Name or service not known"])

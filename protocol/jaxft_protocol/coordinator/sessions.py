@@ -352,9 +352,11 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
 
 def _why_not_enough(draft: Draft, joiner: Group, given: Mapping[GroupName, int]) -> str:
     """Why all donors are to be asked, of which only a few were: these differ, or no other confirms the only one."""
-    if len(set(given.values())) > 1 and _others_can_tell(draft, joiner):
+    if not _others_can_tell(draft, joiner):
+        return ""
+    if len(set(given.values())) > 1:
         return digests.listed(given)
-    if len(given) == 1 and _others_can_tell(draft, joiner) and len(donors.candidates(draft)) > 1:
+    if len(given) == 1 and len(donors.candidates(draft)) > 1:
         return f"only {next(iter(given))} of {len(joiner.asked)} donors has told the digest"
     return ""
 
