@@ -1,15 +1,18 @@
 """The mean across groups: jaxft's exchange, TorchFT's gloo process group through its Manager, and bare sockets.
 
-One process per group; each round runs all three. Ours begins with JAX arrays on the host and ends with arrays that
-JAX takes without a copy; TorchFT averages buckets in place. A round's time is from when the last group begins until
-the last has its result. Bare sockets move the same bytes between the same processes, in one thread each, without
-summing: no exchange over these sockets can be faster. The CPU seconds are the total of all groups, per gigabyte of
-gradients.
+One process per group. Each round runs all three, and each round begins with another one. The first exchange of
+a turn is not counted: the threads of the turn before it may still be busy (after TorchFT's, an exchange of 16
+MB takes twice as long, ours or bare). Ours begins with JAX arrays on the host and ends with arrays that JAX
+takes without a copy; TorchFT averages buckets in place. A round's time is from when the last group begins until
+the last has its result. Bare sockets move the same bytes between the same processes, in one thread each,
+without summing: no exchange over these sockets can be faster. The CPU seconds are the total of all groups, per
+gigabyte of gradients.
 """
 
 import contextlib
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +139,7 @@ def _measure(
     _all(ours, "prepare", same)
     sizes = {"sizes": [math.prod(shape) for shape in case.shapes], "dtype": case.dtype}
     _all(peers, "prepare", [sizes] * len(peers))
-    count = {"count": case.count}
+    count = {"count": 1 + case.count}
     ways = {
         "ours": (ours, "exchange", count),
         "limit": (ours, "bare", count),
@@ -146,16 +149,17 @@ def _measure(
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     cpu: dict[str, list[float]] = {name: [] for name in ways}
     ways = {name: way for name, way in ways.items() if way[0]}
-    for round_, (name, (group, command, arguments)) in itertools.product(range(rounds), ways.items()):
+    for round_, place in itertools.product(range(rounds), range(len(ways))):
+        name, (group, command, arguments) = list(ways.items())[(round_ + place) % len(ways)]
         answers = _all(group, command, [arguments] * number)
         if len({answer.get("digest") for answer in answers}) > 1:
             raise AssertionError(f"{case.name}: the groups hold different sums")
         if round_ == 0:
             continue
-        spans = zip(*(answer["spans"] for answer in answers), strict=True)
+        spans = zip(*(answer["spans"][1:] for answer in answers), strict=True)
         took_s = [max(end for _, end in each) - max(begin for begin, _ in each) for each in spans]
-        seconds[name].append(sorted(took_s)[len(took_s) // 2])
-        spent_s = sum(answer["cpu_s"] for answer in answers)
+        seconds[name].append(statistics.median(took_s))
+        spent_s = sum(sum(answer["cpu_s"][1:]) for answer in answers)
         cpu[name].append(spent_s / case.count / case.size_bytes * 1e9)
     big_leaf = len(case.shapes) == 1 and case.size_bytes >= BIG_BYTES
     least = None if case.size_bytes < 4 * KB else 1.3 if number == 2 else 1.0

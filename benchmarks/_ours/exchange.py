@@ -118,7 +118,7 @@ class Member:
         )
         spans: list[tuple[float, float]] = []
         digests: set[str] = set()
-        cpu_s = 0.0
+        cpu_s: list[float] = []
         for _ in range(count):
             self._step += 1
             began_cpu_s, began_s = time.process_time(), time.monotonic()
@@ -131,7 +131,7 @@ class Member:
                 patience=lambda later_s: Patience(TIMEOUT_S + later_s),
             )
             spans.append((began_s, time.monotonic()))
-            cpu_s += time.process_time() - began_cpu_s
+            cpu_s.append(time.process_time() - began_cpu_s)
             digests.add(self._check(means))
             del means, partials
         (digest,) = digests
@@ -143,7 +143,7 @@ class Member:
         one_trip = size_bytes * (self._members - 1) <= ONE_TRIP_BYTES
         each_bytes = size_bytes if one_trip else 2 * size_bytes // self._members
         spans: list[tuple[float, float]] = []
-        cpu_s = 0.0
+        cpu_s: list[float] = []
         # Kept for all rounds: memory that is returned to the system would slow down the next measurement.
         if not self._bare:
             self._bare = [np.ones(each_bytes, np.uint8) for _ in range(self._members)]
@@ -152,7 +152,7 @@ class Member:
             began_cpu_s, began_s = time.process_time(), time.monotonic()
             _move(self._socks, out, into)
             spans.append((began_s, time.monotonic()))
-            cpu_s += time.process_time() - began_cpu_s
+            cpu_s.append(time.process_time() - began_cpu_s)
         return {"spans": spans, "cpu_s": cpu_s}
 
     def _numbers(self, member: int) -> list[np.ndarray]:

@@ -50,7 +50,7 @@ class Group:
 
     def exchange(self, count: int) -> dict[str, Any]:
         spans: list[tuple[float, float]] = []
-        cpu_s = 0.0
+        cpu_s: list[float] = []
         for _ in range(count):
             self._manager.start_quorum()
             self._manager.wait_quorum()
@@ -60,7 +60,7 @@ class Group:
             for work in works:
                 work.wait()
             spans.append((began_s, time.monotonic()))
-            cpu_s += time.process_time() - began_cpu_s
+            cpu_s.append(time.process_time() - began_cpu_s)
             if self._manager.errored() is not None:
                 raise AssertionError(f"the exchange failed: {self._manager.errored()}")
             got, wanted = (each[:: self._stride] for each in (grads, self._wanted))
