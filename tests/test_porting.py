@@ -40,7 +40,9 @@ def run(address: str, group: str, written: list[tuple[int, float]]) -> jax.Array
         return jaxft.Manager(address, group=group, min_replicas=2, failure_timeout_s=600.0)
 
     names = {
-        "jaxft": SimpleNamespace(**{**vars(jaxft), "Manager": manager}),
+        "jaxft": SimpleNamespace(
+            **{**{name: getattr(jaxft, name) for name in jaxft.__all__}, "Manager": manager}
+        ),
         "print": lambda *values: written.append(values),
         **{"train_step": train_step, "state": jnp.zeros(3), "batches": BATCHES, "total": TOTAL},
     }
@@ -58,6 +60,7 @@ def alone() -> jax.Array:
     return state
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_loop_of_the_page_runs_in_two_groups(tmp_path: Path) -> None:
     written: list[tuple[int, float]] = []

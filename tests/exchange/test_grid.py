@@ -341,13 +341,15 @@ def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.Monkey
         coordinator.start()
         outcomes = fail_together(links, 4, stand_still, monkeypatch, timeout_s=patience.stretched(1.0))
         patience.join(coordinator)
-    assert isinstance(outcomes.pop(4), ConnectionAbortedError)
-    failed = [outcome for outcome in outcomes if isinstance(outcome, ExchangeFailed)]
-    assert len(failed) == 8
-    by_time = [out for out in failed if "made no progress" in str(out)]
-    assert {out.peers for out in by_time} == {("group-4",)}
-    aborted = [out for out in failed if "a new quorum" in str(out)]
-    assert [out.peers for out in aborted] == [()] * 2
+    assert isinstance(outcomes[4], ConnectionAbortedError)
+    failed = {n: out for n, out in enumerate(outcomes) if isinstance(out, ExchangeFailed)}
+    assert failed.keys() == set(range(9)) - {4}
+    by_time = {n: out for n, out in failed.items() if "made no progress" in str(out)}
+    assert {out.peers for out in by_time.values()} == {("group-4",)}
+    # Their patience is a quarter longer. On a busy machine it may end before the others are seen to have failed.
+    for number in set(column) - by_time.keys():
+        assert "a new quorum" in str(failed[number])
+        assert failed[number].peers == ()
 
 
 def test_later_rounds_have_more_patience() -> None:

@@ -132,7 +132,9 @@ def restores(text: str, folder: Path) -> None:
 
         eager = functools.partial(jaxft.Checkpoints, every_steps=2)
         names = {"folder": folder / "saved", "init_state": lambda: jnp.zeros(3), "total": total}
-        own = SimpleNamespace(**{**vars(jaxft), "Checkpoints": eager})
+        own = SimpleNamespace(
+            **{**{name: getattr(jaxft, name) for name in jaxft.__all__}, "Checkpoints": eager}
+        )
         return ran(text, jaxft=own, train_step=train_step, batch_for=batch_for, **names), asked
 
     with pytest.raises(KeyError, match="no such file"):

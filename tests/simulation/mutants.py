@@ -865,7 +865,7 @@ def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
 
 
 @mutant(raising, "_may_compute")
-def _a_step_that_fails_in_every_group_is_tried_for_ever(may_compute: Any) -> Any:
+def _a_step_that_fails_in_every_group_is_tried_forever(may_compute: Any) -> Any:
     """The job never halts for a shard that no group can read."""
     return lambda draft, group: True
 

@@ -12,6 +12,9 @@ FOUND_IN = {
     "the odd one is believed": (507,),
     "after an error a job begins from nothing": (186,),
     "a stale vote counts": (167,),
+    "a step that fails in every group is tried forever": (247,),
+    "a welcome is taken for the decision": (105,),
+    "terms are not looked at": (145,),
     "a group that is needed is stood aside": (105,),
 }
 # What takes rare faults in a rare order to show: among the storms, and given more seeds.

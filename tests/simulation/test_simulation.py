@@ -50,6 +50,7 @@ def test_a_storm_never_harms_the_run(first: int):
     assert_all_pass(range(first, first + BATCH))
 
 
+@pytest.mark.long
 def test_every_rare_path_is_taken():
     found = run_seeds(RARE_SEEDS).sometimes
     for first in range(0, RARE_WITHIN, BATCH):
@@ -92,6 +93,7 @@ def test_fast_paths_change_nothing(monkeypatch: pytest.MonkeyPatch):
     assert [trace_of(seed) for seed in seeds] == with_them
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_run_in_every_process():
     """Cores that iterate over a set of names decide by the hash seed of their process."""
     program = (
@@ -149,6 +151,7 @@ def failing(name: str, seeds: Iterable[int]) -> Finding:
         return run_seeds(seeds, stop_at_first=True).findings[0]
 
 
+@pytest.mark.long
 def test_a_failing_seed_is_told_as_a_short_story():
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == "shards of the dead are left out")
     with mutant.planted():
