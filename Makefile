@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-newest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-long test-newest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,8 +31,11 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
-test: $(STAMP) $(BIN)/helm  ## all tests but the storms, about 12 minutes on 2 cores
+test: $(STAMP) $(BIN)/helm  ## every guarantee and every part, about 6 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
+
+test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, about 8 minutes on 2 cores
+	$(BIN)/pytest -m 'long and not storm and not slurm and not ray and not kubernetes' $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest

@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         jax.config.update(name, value)
 
 
+@pytest.hookimpl(trylast=True)  # after `-m` has left out what is not to run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each worker of pytest-xdist start with its share of the tests that mostly wait for other processes.
 

@@ -39,3 +39,19 @@ def test_a_path_that_does_not_exist_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`jaxft/_gone.py` [gone](gone.py) {doc}`gone` `jaxft/__init__.py` [web](https://jax.dev)")
     assert list(missing(page)) == ["jaxft/_gone.py", "gone.py", "gone"]
+
+
+def named_tests(text: str) -> Iterator[Path]:
+    """The files and folders of tests that a page names, with their folder or without."""
+    for name in re.findall(r"`(tests/[\w/.]+|test_\w+\.py)(?:::\w+)?`", text):
+        yield from [ROOT / name] if name.startswith("tests/") else (ROOT / "tests").rglob(name)
+
+
+def test_no_guarantee_waits_for_the_long_tests() -> None:
+    named = set(named_tests((ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")))
+    assert len(named) > 30
+    files = {path for path in named if path.is_file()}
+    assert [path for path in sorted(files) if "mark.long" in path.read_text(encoding="utf-8")] == []
+    for folder in named - files:
+        texts = [path.read_text(encoding="utf-8") for path in folder.glob("test_*.py")]
+        assert any("mark.long" not in text for text in texts), f"all of {folder} is long"

@@ -34,6 +34,7 @@ def test_a_busy_machine_gives_each_thread_its_part() -> None:
     assert patience.rate(10**6, 2, 0.0) == 1 / patience.MOST_STRETCH
 
 
+@pytest.mark.long
 def test_busy_processes_slow_the_clock() -> None:
     began_s, began_machine_s = time.monotonic(), patience.machine_s()
     spinning = [subprocess.Popen(SPIN) for _ in range(3 * patience._clock._cores)]
@@ -128,6 +129,7 @@ def test_that_passes():
 """
 
 
+@pytest.mark.long
 def test_a_test_that_hangs_fails_soon(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
     (tmp_path / "test_hangs.py").write_text(HANGS)

@@ -107,6 +107,7 @@ def found() -> Counter[tuple[str, str]]:
     return Counter((str(path.relative_to(ROOT)), name) for path in files for name in starts(path))
 
 
+@pytest.mark.long
 def test_each_thread_and_task_is_known_here() -> None:
     unknown = set(found()) - set(KNOWN)
     assert not unknown, f"{sorted(unknown)}: test what happens when it fails, and list that test in KNOWN"

@@ -18,6 +18,7 @@ SHARDS = 5
 NAMES = ("bf16_sgd", "transformer")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_one_shard(name: str) -> None:
     model = getattr(step_models, name)()
@@ -43,6 +44,7 @@ def test_shards_are_summed_along_the_tree() -> None:
     assert np.asarray(state).tobytes() == (reference_sum(parts) / np.float32(SHARDS)).tobytes()
 
 
+@pytest.mark.long
 def test_the_shapes_of_8b(record_property: Any) -> None:
     """As many layers as the memory holds. The digest is taken on the device: the states are not copied."""
     model, length = models.as_much_of_8b_as_fits(), models.sized(64, 2048)

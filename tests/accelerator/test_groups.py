@@ -59,6 +59,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         yield Story(alone, survivor, killed, back)
 
 
+@pytest.mark.long
 def test_one_is_killed_and_heals(story: Story) -> None:
     # One test: pytest-xdist would tell the story again for each worker that gets one of several.
     assert story.survivor.digest == story.back.digest == story.alone.digest

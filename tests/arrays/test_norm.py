@@ -98,7 +98,7 @@ SPECS = [
         (SPECS[0], AxisType.Auto),
         (SPECS[0], AxisType.Explicit),
         (SPECS[1], AxisType.Explicit),
-        (SPECS[2], AxisType.Auto),
+        pytest.param(SPECS[2], AxisType.Auto, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -121,6 +121,7 @@ def test_several_leaves_are_added_in_their_order():
     assert jax.jit(jaxft.global_norm)(leaves) == in_numpy(*leaves)
 
 
+@pytest.mark.long
 def test_narrow_wide_and_complex_numbers():
     leaf = random_leaf(0, 12, 10)
     narrow = jnp.asarray(leaf, jnp.bfloat16)
@@ -145,6 +146,7 @@ def test_what_is_not_finite_stays_so(value: float):
     assert not np.isfinite(jaxft.global_norm(np.array([1, value], np.float32)))
 
 
+@pytest.mark.long
 def test_its_derivative():
     leaf = random_leaf(0, 6, 8)
     found = jax.grad(jaxft.global_norm)(leaf)

@@ -64,6 +64,7 @@ def test_ranks_that_are_killed_and_stopped_change_no_bit(
     assert sum(result["hit_ranks"].values()) == 2
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiled_once")
 def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     assert chaos("20", "random") == 1
@@ -73,6 +74,7 @@ def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.Captur
     assert "their states differ from step 1 on" in text
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiled_once")
 @pytest.mark.parametrize(
     ("oddity", "error", "said"),
@@ -91,6 +93,7 @@ def test_a_program_that_cannot_be_compared_is_an_error(
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_compiled_once")
 def test_a_program_that_goes_on_from_an_earlier_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="checkpoint of an earlier run"):

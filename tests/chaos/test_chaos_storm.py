@@ -52,6 +52,7 @@ def run(
     return status, json.loads(file.read_text())
 
 
+@pytest.mark.long
 def test_every_kill_is_placed_in_the_order_of_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,6 +77,7 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     assert {path.suffix for path in keep.iterdir()} >= {".log", ".jsonl", ".phase"}
 
 
+@pytest.mark.long
 def test_all_kinds_that_need_no_network_are_placed_and_undone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +97,7 @@ def test_all_kinds_that_need_no_network_are_placed_and_undone(
     assert 0.0 < result["participation"] <= 1.0
 
 
+@pytest.mark.long
 def test_never_was_the_last_group_killed(tmp_path: Path) -> None:
     """By the groups' events, at each kill of a member another group was alive that had taken part before."""
     keep = tmp_path / "keep"
@@ -128,6 +131,7 @@ def test_only_the_named_groups_and_phases_are_struck(tmp_path: Path) -> None:
     assert set(result["aimed_phases"]) <= {"vote", "compute"}
 
 
+@pytest.mark.long
 def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit(tmp_path: Path) -> None:
     options = timed(LabChaosOptions(minutes=2.0))
     assert (options.kills, options.steps) == (6, 240)

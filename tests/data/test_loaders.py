@@ -12,6 +12,7 @@ PROGRAM = Path(__file__).with_name("loader_program.py")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loader", ["grain", "prefetch", "torch", "datasets"])
 def test_a_killed_group_comes_back_to_the_same_batches(loader: str, tmp_path: Path) -> None:
     if loader != "prefetch" and importlib.util.find_spec(loader) is None:

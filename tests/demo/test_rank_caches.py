@@ -32,6 +32,7 @@ def entries(folder: Path, *modules: str) -> list[Path]:
     return sorted(folder.glob("*-cache"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("modules", "written"), [((), False), ((RANK_CACHES,), True)])
 def test_rank_1_writes_what_it_compiles(modules: tuple[str, ...], written: bool, tmp_path: Path) -> None:
     assert bool(entries(tmp_path, *modules)) == written

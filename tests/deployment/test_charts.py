@@ -54,6 +54,7 @@ def test_every_values_file_is_rendered() -> None:
     assert kept == {(chart, values) for _, chart, values in FILES.values()}
 
 
+@pytest.mark.long
 def test_every_object_has_the_fields_of_its_kind() -> None:
     seen = set()
     for name, each in every_object():

@@ -141,6 +141,7 @@ def test_a_job_trains_with_what_the_charts_make_and_a_killed_pod_comes_back(here
     assert here.until_ended("coordinator") == 0, here.log("coordinator")
 
 
+@pytest.mark.long
 def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(here: Machine) -> None:
     authority = trustme.CA()
     secrets = {
@@ -163,6 +164,7 @@ def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(
     assert "finished after" not in here.log("group-1")
 
 
+@pytest.mark.long
 def test_a_pod_that_gets_sigterm_is_drained_and_the_others_lose_nothing(here: Machine) -> None:
     pods = Cluster(here, SECRETS)
     pods.start_coordinator()

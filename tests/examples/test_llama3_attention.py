@@ -101,6 +101,7 @@ def test_a_fused_kernel_equals_the_plain_form(kernel: Kernel, segments: np.ndarr
     assert_close(fused, plain, 3e-2)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_small_chunks")
 @pytest.mark.parametrize("segments", [None, documents()], ids=["one document", "documents"])
 @pytest.mark.parametrize("devices", [2, 4])

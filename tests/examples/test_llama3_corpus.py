@@ -302,6 +302,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bare) // 1024)
 """
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     """64 MB used to take 380 MB more than nothing."""
     (tmp_path / "big.txt").write_bytes(

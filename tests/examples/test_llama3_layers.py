@@ -59,6 +59,7 @@ def loss_and_gradients(config: ModelConfig, **axes: int) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(run(jax.device_put(params, shardings), *placed))]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_strict_dtypes")
 @pytest.mark.parametrize(
     ("axes", "microbatches"),
@@ -77,6 +78,7 @@ def test_a_mesh_gives_the_loss_and_gradients_of_one_device(axes: dict[str, int],
         np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5 * np.abs(there).max())
 
 
+@pytest.mark.long
 @pytest.mark.unoptimized(False)
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 4), (2, 4)])
 def test_a_pipeline_has_the_bits_of_its_microbatches_without_one(stages: int, microbatches: int) -> None:
@@ -104,6 +106,7 @@ def test_a_pipeline_has_the_bits_of_its_microbatches_without_one(stages: int, mi
     assert bits(stages) == bits(1)
 
 
+@pytest.mark.long
 def test_accumulated_batches_of_microbatches_give_the_numbers_of_one_batch() -> None:
     """Eight sequences as two batches, each of two microbatches over two stages, each of those over two devices."""
     tokens, segments, positions = (np.concatenate([array, array[::-1]]) for array in batch())
@@ -118,6 +121,7 @@ def test_accumulated_batches_of_microbatches_give_the_numbers_of_one_batch() -> 
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
 
 
+@pytest.mark.long
 def test_bf16_goes_through_stages_and_spans() -> None:
     config = dataclasses.replace(CONFIG, microbatches=2, compute_dtype="bfloat16")
     exact, *_ = loss_and_gradients(CONFIG)
@@ -126,6 +130,7 @@ def test_bf16_goes_through_stages_and_spans() -> None:
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
+@pytest.mark.long
 def test_the_cut_step_gives_the_numbers_of_the_whole_one() -> None:
     """jaxft cuts the step at its mean; the pipeline and the ring are in what it computes before."""
     config = dataclasses.replace(CONFIG, microbatches=2, remat="selective")

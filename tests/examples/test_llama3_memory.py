@@ -11,6 +11,7 @@ pytestmark = pytest.mark.unoptimized
 DEBUG = Case(size="debug", fsdp=2, tp=2, batch_per_shard=2, seq_len=64)
 
 
+@pytest.mark.long
 def test_a_row_says_what_a_device_holds_and_needs() -> None:
     need = need_of(DEBUG)
     parameters = 1_025_120
@@ -21,6 +22,7 @@ def test_a_row_says_what_a_device_holds_and_needs() -> None:
     assert cells[:4] == ["| debug", "fsdp 2 x tp 2", "2 x 64", "full"]
 
 
+@pytest.mark.long
 def test_keeping_more_needs_more_memory() -> None:
     keeps_all = need_of(dataclasses.replace(DEBUG, remat="none", seq_len=512))
     keeps_least = need_of(dataclasses.replace(DEBUG, remat="full", seq_len=512))

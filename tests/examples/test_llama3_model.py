@@ -124,6 +124,7 @@ def test_grouped_queries_equal_full_attention_over_repeated_heads() -> None:
     )
 
 
+@pytest.mark.long
 def test_a_model_of_documents_sees_each_alone() -> None:
     """Two documents in one sequence give the logits that each gives in a separate sequence."""
     lengths = (9, 15)
@@ -136,6 +137,7 @@ def test_a_model_of_documents_sees_each_alone() -> None:
     assert not np.allclose(together[:, 9:], as_one[:, 9:], rtol=1e-2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remat", typing.get_args(Remat))
 def test_remat_computes_again_what_it_says(remat: Remat) -> None:
     """By the products in the program: forward 9 in a layer and 1 of the head, backward twice that, and those."""
@@ -149,6 +151,7 @@ def test_remat_computes_again_what_it_says(remat: Remat) -> None:
     assert len(products_of(program.jaxpr)) == 3 * (9 + 1) + 1 + 1 + again
 
 
+@pytest.mark.long
 @pytest.mark.unoptimized(False)
 @pytest.mark.parametrize("remat", ["selective", "full"])
 def test_remat_changes_gradients_by_rounding_alone(remat: Remat) -> None:

@@ -43,6 +43,7 @@ def test_no_product_of_a_bf16_step_takes_float32(kernel: Kernel) -> None:
     assert {(left, right) for left, right, _ in products} == {("bfloat16", "bfloat16")}
 
 
+@pytest.mark.long
 def test_gradients_are_reduced_over_fsdp_in_float32_and_weights_gathered_in_bf16(tmp_path: Path) -> None:
     """By the program after it was partitioned, since XLA's CPU backend then widens all of it."""
     config, mesh = tiny(compute_dtype="bfloat16"), make_mesh(2, 1)

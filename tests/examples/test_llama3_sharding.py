@@ -104,6 +104,7 @@ def test_with_a_mesh_activations_are_tied_to_it() -> None:
     assert tie(x).sharding.spec == PartitionSpec("fsdp", "tp")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (2, 2)])
 def test_a_step_on_a_mesh_gives_the_numbers_of_one_device(fsdp: int, tp: int) -> None:
     one, spread = _trained(1, 1), _trained(fsdp, tp)
@@ -115,6 +116,7 @@ def test_a_step_on_a_mesh_gives_the_numbers_of_one_device(fsdp: int, tp: int) ->
         np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.unoptimized(False)
 def test_the_initial_state_has_the_same_bits_on_every_mesh() -> None:
     one = init_state(TINY, OPTIMIZER, make_mesh(1, 1), seed=3)
@@ -123,6 +125,7 @@ def test_the_initial_state_has_the_same_bits_on_every_mesh() -> None:
         assert np.array_equal(here, there)
 
 
+@pytest.mark.long
 def test_no_device_ever_makes_more_of_a_large_state_than_its_part() -> None:
     """Compiles `init_state` without running it, and asks the compiler how much memory each device needs."""
     model, needs = MODEL_SIZES["405B"], []

@@ -183,6 +183,7 @@ def test_the_cache_lies_where_the_user_keeps_caches(tmp_path: Path, monkeypatch:
 # A run.
 
 
+@pytest.mark.long
 def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
     command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_run_alone_logs_its_steps_and_ends_with_a_digest(
 SHORT = ("--shards", "2", "--fsdp", "1", "--seq-len", "32", "--corpus-bytes", "50000")
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_configuration_curves_trace_and_weights(
     command: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_run_keeps_its_configuration_curves_trace_and_weights(
     assert "beta2: saved '0.95', now '0.5'" in caplog.text
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_ends_the_run(command: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit) as stopped:
         command(*SHORT, "--steps", "20", "--learning-rate", "1e38", "--warmup-steps", "0")

@@ -134,6 +134,7 @@ def test_only_chosen_weights_decay(decayed: Any, spared: set[str]) -> None:
 # The step.
 
 
+@pytest.mark.long
 def test_debug_learns_real_text_in_twenty_steps(tmp_path: Path) -> None:
     model, mesh = MODEL_SIZES["debug"], make_mesh(1, 1)
     corpus = load_corpus(None, tokenizer=Bytes(), cache=tmp_path, limit_bytes=300_000)
@@ -155,6 +156,7 @@ def test_debug_learns_real_text_in_twenty_steps(tmp_path: Path) -> None:
     assert np.mean(losses[-4:]) < losses[0] - 1.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parts", [2, 4])
 def test_accumulated_gradients_are_those_of_the_whole_batch(parts: int) -> None:
     tokens = np.random.default_rng(0).integers(0, 320, (8, 17)).astype(np.int32)
@@ -182,6 +184,7 @@ def test_groups_may_exchange_bfloat16_while_moments_stay_float32() -> None:
     assert metrics["loss"].dtype == np.float32
 
 
+@pytest.mark.long
 @pytest.mark.unoptimized(False)
 def test_the_last_layers_gradients_can_be_exchanged_first() -> None:
     """Building the programs compares their bits with those of the undivided step."""

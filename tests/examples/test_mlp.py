@@ -96,6 +96,7 @@ def test_what_the_ledger_must_be() -> None:
 # The arithmetic.
 
 
+@pytest.mark.long
 @pytest.mark.unoptimized(False)
 def test_a_run_can_be_repeated(run: Run) -> None:
     one, other, another_seed = run(steps=7), run(steps=7), run(steps=7, seed=1)
@@ -104,12 +105,14 @@ def test_a_run_can_be_repeated(run: Run) -> None:
     assert one[-1]["digest"] != another_seed[-1]["digest"]
 
 
+@pytest.mark.long
 def test_it_learns(run: Run) -> None:
     """More samples than it could learn by heart."""
     losses = [event["loss"] for event in run(steps=210, samples=1000, samples_per_shard=16)[:-1]]
     assert np.mean(losses[-10:]) < 0.1 * np.mean(losses[:10])
 
 
+@pytest.mark.long
 def test_the_mean_is_over_samples_however_they_are_cut_into_shards(run: Run) -> None:
     """A step takes the same 12 samples, or in the last one of an epoch 2, whatever the number of shards."""
     losses = [
@@ -124,6 +127,7 @@ def mesh(devices: int) -> Mesh:
     return jax.make_mesh((devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
 
 
+@pytest.mark.long
 def test_an_epoch_is_plain_training_on_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step has 2 samples and the others 12: as a gradient, each is the mean over its own."""
     plain = optax.sgd(0.01)  # clipping would hide a wrong scale
@@ -147,6 +151,7 @@ def test_an_epoch_is_plain_training_on_whole_batches(monkeypatch: pytest.MonkeyP
     )
 
 
+@pytest.mark.long
 @pytest.mark.unoptimized(False)
 def test_the_bits_are_the_same_on_any_number_of_devices() -> None:
     batches = Batches(make_samples(50, seed=0), shards=2, samples_per_shard=4)
@@ -219,6 +224,7 @@ def test_it_imports_only_what_it_needs() -> None:
 # Groups.
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_two_groups_end_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "")

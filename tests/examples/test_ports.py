@@ -59,6 +59,7 @@ def test_the_page_shows_what_differs_from_a_plain_loop(port: Path) -> None:
     compile(text, port.name, "exec")
 
 
+@pytest.mark.long
 @each_port
 def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) -> None:
     program = tmp_path / port.name
@@ -69,6 +70,7 @@ def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) 
         assert float(losses[-1]) < float(losses[0]) / 2
 
 
+@pytest.mark.long
 @each_port
 def test_a_kill_changes_no_bit_of_a_run_alone(port: Path, tmp_path: Path) -> None:
     flags = ("--port", str(port), "--steps", str(STEPS))

@@ -152,6 +152,7 @@ def outcome(by: str, stream: bytes, pieces: Iterator[int], *, sealed: bool, clos
             lane.close()
 
 
+@pytest.mark.long
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     data=st.data(),

@@ -14,6 +14,7 @@ from .lanes import GIVEN, ROOT, build
 LIMIT_S = 300.0
 
 
+@pytest.mark.long
 def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path: Path) -> None:
     library = tmp_path / "liblane.so"
     build(

@@ -14,6 +14,7 @@ HEARTBEAT_S = 4.0
 FAILURE_S = 40.0
 
 
+@pytest.mark.long
 def test_a_group_that_hangs_in_compute_is_put_out_and_comes_back(tmp_path: Path, undisturbed: str) -> None:
     gate = tmp_path / "hang-over"
 

@@ -46,6 +46,7 @@ def run_over(interfaces: int, folder: Path) -> tuple[float, list[int], set[str |
         return took_s, sent, {worker.digest for worker in workers.values()}
 
 
+@pytest.mark.long
 def test_an_exchange_uses_all_interfaces_and_keeps_its_bits(tmp_path: Path) -> None:
     if not available():
         pytest.skip(MISSING)
@@ -61,6 +62,7 @@ def test_an_exchange_uses_all_interfaces_and_keeps_its_bits(tmp_path: Path) -> N
     figures.info("%.2f s a step by one interface, %.2f s by both", one_s, both_s)
 
 
+@pytest.mark.long
 def test_a_group_in_one_network_meets_one_in_two(tmp_path: Path) -> None:
     """All of their threads use the network that both have."""
     if not available():
@@ -152,6 +154,7 @@ def switch_goes(net: Switch, interface: int, state: str) -> None:
         net.set_port(group, interface, state)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dead", "fault"),
     [(2, port_goes), (1, interface_goes), (2, switch_goes)],
@@ -183,6 +186,7 @@ def test_a_dead_interface_is_left_out_until_it_is_back(
         assert f"So {job.net.address('group-0', dead)}:" in lines
 
 
+@pytest.mark.long
 def test_a_group_heals_from_one_whose_first_interface_is_dead(tmp_path: Path) -> None:
     """No exchange fails there: it trains alone when its interface dies."""
     with job_of_two_networks(tmp_path) as job:

@@ -50,6 +50,7 @@ def around(net: Switch, host: str, *, into: bool, out: bool) -> list[tuple[str, 
     return [(o, host) for o in others if into] + [(host, o) for o in others if out]
 
 
+@pytest.mark.long
 def test_a_host_without_a_cable(tmp_path: Path, undisturbed: str) -> None:
     with job_on(tmp_path) as (job, net):
         broken(job, net, "group-1", around(net, "group-1", into=True, out=True), "cable pulled")

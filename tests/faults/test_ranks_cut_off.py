@@ -180,6 +180,7 @@ def the_other_from_all(net: Switch) -> None:
     net.cut_off("group-1.1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cut", "phase", "rank"),
     [
@@ -214,6 +215,7 @@ def test_a_rank_that_is_cut_off_from_its_group_ends_it(
         lost_no_step(survivor)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
 def test_a_rank_that_is_cut_off_from_its_peers_costs_its_group_the_place_and_no_process(
     rank: int, net: Switch, undisturbed: str, tmp_path: Path
@@ -238,6 +240,7 @@ def test_a_rank_that_is_cut_off_from_its_peers_costs_its_group_the_place_and_no_
         job.finish(undisturbed, *groups)
 
 
+@pytest.mark.long
 def test_only_the_leader_needs_the_coordinator_and_waits_for_it(
     net: Switch, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -263,6 +266,7 @@ def test_only_the_leader_needs_the_coordinator_and_waits_for_it(
         lost_no_step(groups[0])
 
 
+@pytest.mark.long
 def test_a_host_that_stays_away_is_waited_for_and_its_replacement_taken(
     net: Switch, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -285,6 +289,7 @@ def test_a_host_that_stays_away_is_waited_for_and_its_replacement_taken(
         lost_no_step(survivor)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_cut_off_before_all_ranks_are_there_ends_its_group(
     net: Switch, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -323,6 +328,7 @@ def test_a_rank_that_is_cut_off_from_its_group_in_a_heal_ends_it(
         lost_no_step(survivor)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_cut_off_from_its_donors_heals_when_it_reaches_them(
     net: Switch, undisturbed: str, tmp_path: Path
 ) -> None:

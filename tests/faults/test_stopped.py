@@ -27,6 +27,7 @@ def stop_for(job: Trial, group: str, until: Callable[[], None]) -> tuple[float, 
     return job.standstill_s(told()), job.again_s(told(), group)
 
 
+@pytest.mark.long
 def test_a_stop_of_any_length_changes_nothing(tmp_path: Path, undisturbed: str) -> None:
     with trial(tmp_path, heartbeat_s=HEARTBEAT_S, failure_s=FAILURE_S) as job:
 

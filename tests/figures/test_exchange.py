@@ -27,6 +27,7 @@ def check(rows: list[Row], *, peer: bool) -> None:
         assert (row.peer is not None) is peer
 
 
+@pytest.mark.long
 def test_without_the_peer_its_column_is_empty(monkeypatch: pytest.MonkeyPatch):
     leave_out_the_peer(monkeypatch)
     rows, notes = exchange.run(TINY)
@@ -34,6 +35,7 @@ def test_without_the_peer_its_column_is_empty(monkeypatch: pytest.MonkeyPatch):
     assert "its column is empty" in notes[0]
 
 
+@pytest.mark.long
 def test_variants_are_measured_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch):
     leave_out_the_peer(monkeypatch)
     options = exchange.Options(

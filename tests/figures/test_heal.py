@@ -34,6 +34,7 @@ def test_sums_know_leaves_by_their_bits_and_places():
     assert known != sums(leaves)
 
 
+@pytest.mark.long
 def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXFT_BENCH_PEER", "none")
     _peer.python.cache_clear()

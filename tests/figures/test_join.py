@@ -11,6 +11,7 @@ from tests.figures.peers import leave_out_the_peer
 TINY = join.Options(step_ms=20.0, megabytes=0.1, joins=1, peer_joins=1, unrelated=1, settled=2, warm_ups=0)
 
 
+@pytest.mark.long
 def test_a_join_is_seen_in_the_steps_of_the_others(monkeypatch: pytest.MonkeyPatch):
     leave_out_the_peer(monkeypatch)
     rows, notes = join.run(TINY)

@@ -9,6 +9,7 @@ from tests.figures.peers import leave_out_the_peer
 TINY = overhead.Options(step_ms=(1.0,), groups=(2,), megabytes=0.1, rounds=4, leaves=3, calls=20)
 
 
+@pytest.mark.long
 def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
     leave_out_the_peer(monkeypatch)
     rows, notes = overhead.run(TINY)

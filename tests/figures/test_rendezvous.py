@@ -7,6 +7,7 @@ from benchmarks import _peer, rendezvous
 _TINY = rendezvous.Options(groups=(2, 3), turns=1, seconds=0.001, idle_s=0.05, state=False, watched=False)
 
 
+@pytest.mark.long
 def test_every_size_has_its_figures(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_peer, "python", lambda: None)
     rows, notes = rendezvous.run(_TINY)

@@ -1,10 +1,13 @@
 """The spare benchmark runs at a tiny size; that the spare is in the first step without the group is checked."""
 
+import pytest
+
 from benchmarks import spare
 
 TINY = spare.Options(step_ms=(20.0,), megabytes=0.1, rounds=1, warm_ups=0)
 
 
+@pytest.mark.long
 def test_a_spare_takes_the_place_of_a_killed_group_and_of_a_drained_one():
     rows = spare.run(TINY)[0]
     kill, drain = rows[:5], rows[5:]

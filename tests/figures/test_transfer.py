@@ -16,6 +16,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_it_tells_what_each_fault_comes_to_and_what_each_way_takes(said: list[str]):
     assert said[2] == "| none | ends well |"

@@ -216,6 +216,7 @@ def until_file(running: Launch, name: str) -> Path:
     return running.file(name)
 
 
+@pytest.mark.long
 def test_groups_on_other_hosts_are_done_and_say_so(folder: Path) -> None:
     with fakes(folder, *hosts("a", "b"), lives=("say:{group} steps:3 exit:0",)) as running:
         assert running.status() == 0, running.text()
@@ -246,6 +247,7 @@ def test_what_the_other_launcher_ends_with_is_understood(folder: Path, status: i
         assert running.status() == ends, running.text()
 
 
+@pytest.mark.long
 def test_a_group_is_given_up_with_all_of_its_hosts(folder: Path) -> None:
     words = (*hosts("a", "b"), "--groups", "1")
     with fakes(folder, *words, lives=("0=mute 1=exit:3",)) as running:
@@ -253,6 +255,7 @@ def test_a_group_is_given_up_with_all_of_its_hosts(folder: Path) -> None:
     assert "group-0@a ends, since group-0 cannot go on without its other hosts" in running.text()
 
 
+@pytest.mark.long
 def test_a_drain_reaches_the_programs(folder: Path) -> None:
     with fakes(folder, *hosts("a", "b"), lives=("leave:75 steps:1 made:up mute",)) as running:
         for part in ("group-0@a", "group-1@b"):
@@ -262,6 +265,7 @@ def test_a_drain_reaches_the_programs(folder: Path) -> None:
     assert running.text().count("got SIGTERM: each group finishes its step") == 3  # here and on each host
 
 
+@pytest.mark.long
 def test_a_group_that_is_drained_leaves_the_others_running(folder: Path) -> None:
     lives = ("steps:1 made:up group-0=gate:end group-0=steps:9 group-0=exit:0 drains:5 mute",)
     with fakes(folder, *hosts("a", "b"), "--deadlines", "end=1", lives=lives) as running:
@@ -312,6 +316,7 @@ def test_the_token_goes_through_the_shell_unseen(folder: Path) -> None:
     assert not any(b"s3cret" in one for one in shown)
 
 
+@pytest.mark.long
 def test_a_coordinator_of_our_own_admits_only_who_has_the_token_of_the_job(folder: Path) -> None:
     words = ("--hosts", "127.0.0.1,127.0.0.2", "--remote-shell", HERE, "--groups", "2", "--job", "toy")
     lives = ("env:JAXFT_COORDINATOR env:JAXFT_TOKEN exit:0",)

@@ -27,6 +27,7 @@ def pids_of(job: Training, part: str) -> list[int]:
     return next(event["pids"] for event in events if event["event"] == "group_started")
 
 
+@pytest.mark.long
 def test_a_rank_and_a_host_are_lost_and_the_bits_stay(tmp_path: Path) -> None:
     words = ("--hosts", ",".join(HOSTS), "--remote-shell", HERE, "--job", "toy")
     with training_ranks(tmp_path / "run", GROUPS, *words, nproc=1) as job:

@@ -36,6 +36,7 @@ def until_trains_on(running: Launch, group: str, devices: int) -> None:
     patience.until(trains, f"{group} to train on {devices} devices", context=running.text)
 
 
+@pytest.mark.long
 def test_four_devices_then_two_then_four(tmp_path: Path) -> None:
     working = tmp_path / "working"
     working.write_text("0 1 2 3 4 5 6 7")

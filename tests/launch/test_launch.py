@@ -148,6 +148,7 @@ def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
     assert running.events("rank_overdue") == []
 
 
+@pytest.mark.long
 def test_a_job_that_was_suspended_as_a_whole_goes_on(folder: Path) -> None:
     """As when a laptop sleeps, or Slurm suspends a job: what the launcher missed is not its groups' silence."""
     lives = ("steps:1 made:up alive", "exit:3")

@@ -30,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_group_of_two_processes_comes_back_together(folder: Path, victim: int) -> None:
     """The one that is not killed waits, as in a collective that never ends, and is ended by its supervisor."""
@@ -161,6 +162,7 @@ def test_groups_that_are_killed_end_with_the_undisturbed_bits(folder: Path) -> N
     assert {event["wait_s"] for event in job.running.events("group_restarts")} == {0.0}
 
 
+@pytest.mark.long
 def test_a_stopped_group_is_restarted(folder: Path) -> None:
     with training(folder, GROUPS[:2], "--deadlines", "silence=3") as job:
         job.until_step(3, "group-0", "group-1")
@@ -172,6 +174,7 @@ def test_a_stopped_group_is_restarted(folder: Path) -> None:
     assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
 
 
+@pytest.mark.long
 def test_a_group_that_hangs_in_a_phase_says_where_and_is_restarted(folder: Path) -> None:
     """Its input hangs in step 9; the others have gone on when it comes back."""
     folder.mkdir()
@@ -187,6 +190,7 @@ def test_a_group_that_hangs_in_a_phase_says_where_and_is_restarted(folder: Path)
     assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
 
 
+@pytest.mark.long
 def test_sigterm_drains_each_group_and_the_launch_asks_for_another_start(folder: Path) -> None:
     with training(folder, GROUPS[:2]) as job:
         job.until_step(3, "group-0", "group-1")
@@ -198,6 +202,7 @@ def test_sigterm_drains_each_group_and_the_launch_asks_for_another_start(folder:
     assert job.digests(*GROUPS) == set()
 
 
+@pytest.mark.long
 def test_a_spare_stands_by_and_takes_the_place_of_a_lost_group(folder: Path) -> None:
     with training(folder, (*GROUPS[:2], "spare-0"), "--max-restarts", "0") as job:
         job.until_step(3, "group-0", "group-1", "spare-0")
@@ -213,6 +218,7 @@ def test_a_spare_stands_by_and_takes_the_place_of_a_lost_group(folder: Path) -> 
     assert job.digests("group-0", "spare-0") == {digest_alone(STEPS)}
 
 
+@pytest.mark.long
 def test_a_command_that_turns_critical_drains_a_group_and_the_bits_stay(folder: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(
@@ -262,6 +268,7 @@ def undisturbed_ranks(folder: Path) -> str:
     return digest_of(folder, 2, "--steps", str(RANKS_STEPS))
 
 
+@pytest.mark.long
 def test_sigterm_lets_all_ranks_of_a_group_leave_after_the_same_step(folder: Path) -> None:
     with training_ranks(folder, GROUPS[:2]) as job:
         job.until_step(3, *ranks_of(GROUPS[:2]))
@@ -276,6 +283,7 @@ def test_sigterm_lets_all_ranks_of_a_group_leave_after_the_same_step(folder: Pat
     assert [event["ending"] for event in job.running.events("group_ended")] == ["drained", "drained"]
 
 
+@pytest.mark.long
 def test_a_rank_of_each_of_two_groups_is_killed_and_the_bits_stay(folder: Path, tmp_path: Path) -> None:
     groups = GROUPS[:2]
     with training_ranks(folder, groups) as job:
@@ -288,6 +296,7 @@ def test_a_rank_of_each_of_two_groups_is_killed_and_the_bits_stay(folder: Path, 
     assert job.digests(*ranks_of(groups)) == {undisturbed_ranks(tmp_path)}
 
 
+@pytest.mark.long
 def test_a_group_of_which_one_rank_is_told_to_leave_is_drained_as_one(folder: Path) -> None:
     """As by a rule of --health on another host than the first."""
     with training_ranks(folder, GROUPS[:1]) as job:

@@ -176,6 +176,7 @@ def test_sigterm_ends_a_fork_and_not_its_warm_process(
     assert ended(child) == -signal.SIGTERM
 
 
+@pytest.mark.long
 def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
     with Processes(tmp_path, cwd=tmp_path) as processes:
         warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
@@ -201,6 +202,7 @@ def test_leaving_asks_forks_to_end_before_their_warm_process(tmp_path: Path, pro
     assert child.exit_code() == -signal.SIGTERM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "said"),
     [

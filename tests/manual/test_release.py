@@ -102,6 +102,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return clone
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @needs_helm
 @needs_uv

@@ -75,6 +75,7 @@ def undescribed(text: str, module: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.startswith("_") and f"{module}.{name}" not in anchors]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_the_site_builds_without_a_warning_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     site = tmp_path / "site"

@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 # One test, since each worker of pytest-xdist would make the environment again.
+@pytest.mark.long
 def test_the_start_page_holds(environment: Path, folder: Path) -> None:
     doctor_finds_the_wheels_in_order(environment, folder)
     three, one = (block_with(text).text.replace(PORT, "0").split() for text in ("--groups 3", "--groups 1"))

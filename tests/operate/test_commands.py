@@ -41,6 +41,7 @@ def doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return asked[-1]
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
@@ -107,6 +108,7 @@ def test_a_wrong_flag_before_the_dashes_is_no_missing_program(capsys: pytest.Cap
     assert "two dashes" not in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_without_a_coordinator_both_say_what_to_do() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

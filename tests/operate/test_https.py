@@ -111,6 +111,7 @@ def test_a_token_does_not_cross_a_network_unencrypted() -> None:
             act(url, "jobs/job/pause", token=TOKEN, reason="")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificates, tmp_path: Path) -> None:
     def asked(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":

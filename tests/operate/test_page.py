@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.browser]
 expect.set_options(timeout=PATIENCE_MS)
 
 
+@pytest.mark.long
 def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path: Path) -> None:
     gate, go = tmp_path / "gate", tmp_path / "go"
     flags = ("--steps", "40", "--gate", f"10:{gate}", "--gate", f"30:{go}", "--show")
@@ -48,6 +49,7 @@ def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_screen_reader_finds_its_way(tmp_path: Path, scheme: str) -> None:
     gate = tmp_path / "gate"
@@ -80,6 +82,7 @@ def _press(page: Page, button: str, confirm: str, token: str) -> None:
     expect(page.get_by_role("dialog")).to_be_hidden()
 
 
+@pytest.mark.long
 def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
     gate, secret = tmp_path / "gate", with_buttons.secret_in(tmp_path)
     token = credentials.job_key(secret, "toy").hex()
@@ -111,6 +114,7 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
     assert token not in log
 
 
+@pytest.mark.long
 def test_an_operator_drains_a_group_with_the_button(tmp_path: Path) -> None:
     gate, secret = tmp_path / "gate", with_buttons.secret_in(tmp_path)
     operator = credentials.operator_key(secret).hex()
@@ -148,6 +152,7 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
         assert "innerHTML" not in text
 
 
+@pytest.mark.long
 def test_a_computer_that_is_slower_than_the_states_shows_the_newest(tmp_path: Path) -> None:
     """What comes while the page is busy is drawn once. Else a page of 300 groups answers less and less."""
     gate = tmp_path / "gate"

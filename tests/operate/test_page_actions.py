@@ -44,6 +44,7 @@ def walk(page: Page, steps: int) -> list[str]:
     return names
 
 
+@pytest.mark.long
 def test_the_buttons_and_their_dialog_work_without_a_mouse(tmp_path: Path) -> None:
     gate, secret = tmp_path / "gate", secret_in(tmp_path)
     with cluster(tmp_path) as here:
@@ -71,6 +72,7 @@ def test_the_buttons_and_their_dialog_work_without_a_mouse(tmp_path: Path) -> No
     assert errors == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [360, 1200])
 def test_the_dialog_fits_on_the_screen(tmp_path: Path, width: int) -> None:
     gate, secret = tmp_path / "gate", secret_in(tmp_path)

@@ -21,6 +21,7 @@ SEEN = """row => {
 }"""
 
 
+@pytest.mark.long
 def test_300_groups_are_all_within_reach_on_a_desk_and_on_a_phone(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         web = port.start(here)

@@ -38,6 +38,7 @@ def lines(log: str) -> list[str]:
     return [line for line in log.splitlines() if "waiting" not in line]
 
 
+@pytest.mark.long
 def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
     promtool("test", "rules", str(file))
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_real_prometheus_scrapes_a_real_coordinator(tmp_path: Path) -> None:
     command = shutil.which("prometheus")

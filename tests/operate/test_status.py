@@ -22,6 +22,7 @@ from tests.operate import port
 from tests.operate.terminal import CTRL_C, terminal
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_watch_outlives_its_coordinator_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     gate = tmp_path / "gate"

@@ -19,9 +19,9 @@ FINE, WHOLE = "1", str(1 << 30)
 @pytest.mark.parametrize(
     ("accelerated", "bucket_bytes", "options", "phase"),
     [
-        (GROUPS, WHOLE, (), "exchange step 5"),
-        (GROUPS, FINE, (), "exchange step 5 stage 1"),
-        (GROUPS, FINE, ("--model", "sam"), "exchange step 5 stage 2"),
+        pytest.param(GROUPS, WHOLE, (), "exchange step 5", marks=pytest.mark.long),
+        pytest.param(GROUPS, FINE, (), "exchange step 5 stage 1", marks=pytest.mark.long),
+        pytest.param(GROUPS, FINE, ("--model", "sam"), "exchange step 5 stage 2", marks=pytest.mark.long),
         (GROUPS[:1], WHOLE, (), "exchange step 5"),
     ],
     ids=["all", "in buckets", "several stages in buckets", "one of three"],

@@ -87,6 +87,7 @@ def test_killed_in_a_step_it_goes_on_where_it_stood(phase: str, undisturbed: str
         assert "remembered: step" in here.coordinator_log.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["heals to step", pytest.param("replay step", marks=pytest.mark.storm)])
 def test_killed_during_a_heal_it_lets_the_joiner_come_in(
     phase: str, undisturbed: str, tmp_path: Path
@@ -130,6 +131,7 @@ def test_killed_together_with_a_group_it_lets_the_others_go_on(undisturbed: str,
         assert_nothing_lost([back, workers["group-0"], workers["group-1"]], undisturbed)
 
 
+@pytest.mark.long
 def test_groups_say_for_what_they_wait_and_lose_no_work(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         start_coordinator(here)

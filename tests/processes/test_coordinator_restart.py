@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 STEPS = 20
 
 
+@pytest.mark.long
 def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
     gate = tmp_path / "coordinator-back"
     flags = ("--steps", str(STEPS), "--gate", f"6:{gate}")

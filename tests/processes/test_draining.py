@@ -42,6 +42,7 @@ def drain_by_command(web: port.Port, token: str, group: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
     """SIGTERM to one group, whose place a spare takes; `jaxft drain` of another; a pause of the rest."""
     secret = tmp_path / "secret"

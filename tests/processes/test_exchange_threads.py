@@ -16,6 +16,7 @@ WIDTH = ("--width", "200000")
 OFFERS = dict(zip(GROUPS, (4, 3, 8), strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["exchange", "vote"])
 def test_a_kill_in_an_exchange_of_several_threads_changes_nothing(phase: str, tmp_path: Path) -> None:
     undisturbed = digest_alone(STEPS, *WIDTH)

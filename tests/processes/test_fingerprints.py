@@ -9,6 +9,7 @@ from tests.clusters import cluster, digest_alone
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 
+@pytest.mark.long
 def test_a_joiner_may_come_at_a_step_with_a_batch_of_another_shape(tmp_path: Path) -> None:
     flags = ("--steps", "16", "--vary")
     expected = digest_alone(16, *flags)
@@ -30,6 +31,7 @@ def test_a_joiner_may_come_at_a_step_with_a_batch_of_another_shape(tmp_path: Pat
         assert first.digest == second.digest == expected
 
 
+@pytest.mark.long
 def test_a_group_with_other_flags_is_refused_and_told_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

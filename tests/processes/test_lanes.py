@@ -45,6 +45,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of(tmp_path_factory.mktemp("alone"), DEVICES, "--steps", str(STEPS))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("killed", "rank", "phase", "flags"),
     [
@@ -93,6 +94,7 @@ def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_a_mesh_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

@@ -83,14 +83,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("phase", "rank"),
     [
-        ("compute", 0),
+        pytest.param("compute", 0, marks=pytest.mark.long),
         pytest.param("compute", 1, marks=pytest.mark.storm),
         pytest.param("exchange", 0, marks=pytest.mark.storm),
-        ("exchange", 1),
-        ("vote", 0),
+        pytest.param("exchange", 1, marks=pytest.mark.long),
+        pytest.param("vote", 0, marks=pytest.mark.long),
         pytest.param("vote", 1, marks=pytest.mark.storm),
         pytest.param("apply", 0, marks=pytest.mark.storm),
-        ("apply", 1),
+        pytest.param("apply", 1, marks=pytest.mark.long),
     ],
 )
 def test_a_rank_that_is_killed_changes_nothing(
@@ -134,6 +134,7 @@ def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_grou
         assert group.leader.process.returncode == AGAIN, group.leader.log()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
 def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_path: Path) -> None:
     """Its host answers for it: only silence shows it."""
@@ -158,7 +159,14 @@ def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_
         assert {worker.digest for worker in (*survivor.ranks, *back.ranks)} == {undisturbed}
 
 
-@pytest.mark.parametrize(("rank", "phase"), [(0, "heals"), (1, "heals"), (1, "rehearse")])
+@pytest.mark.parametrize(
+    ("rank", "phase"),
+    [
+        pytest.param(0, "heals", marks=pytest.mark.long),
+        (1, "heals"),
+        pytest.param(1, "rehearse", marks=pytest.mark.long),
+    ],
+)
 def test_a_rank_that_is_killed_while_its_group_heals(
     rank: int, phase: str, undisturbed: str, tmp_path: Path
 ) -> None:
@@ -177,6 +185,7 @@ def test_a_rank_that_is_killed_while_its_group_heals(
         assert {worker.digest for worker in (*first.ranks, *back.ranks)} == {undisturbed}
 
 
+@pytest.mark.long
 def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: str, tmp_path: Path) -> None:
     first, last = tmp_path / "spare-is-there", tmp_path / "spare-takes-part"
     gates = ("--gate", f"3:{first}", "--gate", f"{LAST_GATE}:{last}")
@@ -203,6 +212,7 @@ def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: s
         assert {worker.digest for worker in (*survivor.ranks, *spare.ranks)} == {undisturbed}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_exception_in_one_rank_is_reported_to_the_job_with_its_text(
     rank: int, undisturbed: str, tmp_path: Path
@@ -223,6 +233,7 @@ def test_an_exception_in_one_rank_is_reported_to_the_job_with_its_text(
         assert ill.ranks[1 - rank].process.returncode == AGAIN, ill.ranks[1 - rank].log()
 
 
+@pytest.mark.long
 def test_a_shard_that_a_rank_of_every_group_cannot_read_halts_the_job_once(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -277,6 +288,7 @@ def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) ->
         assert "group-0 is present" not in here.coordinator_log.read_text()
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_costs_its_group_the_place_and_no_process(undisturbed: str, tmp_path: Path) -> None:
     """The other rank waits in a collective, and both go on saying that they live: progress alone shows it."""
     moves, back_in = tmp_path / "moves", tmp_path / "back"
@@ -296,6 +308,7 @@ def test_a_rank_that_hangs_costs_its_group_the_place_and_no_process(undisturbed:
         assert {worker.digest for worker in (*survivor.ranks, *victim.ranks)} == {undisturbed}
 
 
+@pytest.mark.long
 def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         state = ("--state", str(tmp_path / "state"))
@@ -314,6 +327,7 @@ def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str,
             assert steps == sorted(set(steps))
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -324,6 +338,7 @@ def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(tmp_path: Path) -> No
             assert [event["step"] for event in worker.steps() if event["nonfinite"]] == [4]
 
 
+@pytest.mark.long
 def test_a_job_with_a_token_has_ranks_that_prove_they_know_it(undisturbed: str, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)

@@ -55,6 +55,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_of(tmp_path_factory.mktemp("alone"), 2, "--steps", str(STEPS))
 
 
+@pytest.mark.long
 def test_groups_that_all_die_resume_with_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator(*TIMEOUT)
@@ -67,6 +68,7 @@ def test_groups_that_all_die_resume_with_the_same_bits(undisturbed: str, tmp_pat
         assert "resumes at step 4" in here.coordinator_log.read_text()
 
 
+@pytest.mark.long
 def test_groups_of_other_process_counts_read_it(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator(*TIMEOUT)
@@ -84,6 +86,7 @@ def test_groups_of_other_process_counts_read_it(undisturbed: str, tmp_path: Path
         assert read["12"]["params"]["hidden"].shape == read["8"]["params"]["hidden"].shape
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(
     rank: int, undisturbed: str, tmp_path: Path
@@ -110,6 +113,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(
         assert not list((tmp_path / "saved").glob(".unfinished-*"))
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_see_the_folder_fails_the_save_and_training_goes_on(
     undisturbed: str, tmp_path: Path
 ) -> None:

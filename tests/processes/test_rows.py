@@ -22,6 +22,7 @@ SHARDS = ("--shards", "7")
 ROWS = (*SHARDS, "--rows-from", "4")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["group-1", "group-4"])
 def test_a_kill_in_rows_and_columns_changes_nothing(victim: str, tmp_path: Path) -> None:
     undisturbed = digest_alone(STEPS, *SHARDS)

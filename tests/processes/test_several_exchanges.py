@@ -15,6 +15,7 @@ GATE = 8
 LAST_GATE = 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "phase", "overlap"),
     [

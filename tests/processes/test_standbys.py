@@ -115,6 +115,7 @@ def cable(port: int) -> Iterator[tuple[str, Callable[[], None]]]:
         patience.join(thread)
 
 
+@pytest.mark.long
 def test_the_leader_is_killed(etcd: Etcd, undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         leader, standby = start_two(here, etcd.endpoint, etcd.endpoint)

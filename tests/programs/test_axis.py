@@ -110,6 +110,7 @@ def test_dynamic_scale_of_flax(grow: bool) -> None:
     assert bool(np.all(np.asarray(after["w"]) == 1.0)) == (not grow)
 
 
+@pytest.mark.long
 def test_running_statistics_of_a_batch_norm() -> None:
     """Each shard normalises with its own statistics, and the running ones are averaged, as in flax' imagenet."""
 

@@ -242,6 +242,7 @@ for make in (step_models.mlp_adam, step_models.transformer, step_models.accumula
 """
 
 
+@pytest.mark.long
 def test_fingerprint_is_the_same_in_every_process() -> None:
     """Hash seeds, memory addresses and source locations differ between processes."""
 

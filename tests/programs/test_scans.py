@@ -115,7 +115,7 @@ def labels(programs: Programs) -> list[list[str]]:
     return [[one.label for one in stage.contributions] for stage in programs.cut.stages]
 
 
-@pytest.mark.parametrize("overlap", [2, 3])
+@pytest.mark.parametrize("overlap", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_bits_of_the_whole_scan(name: str, overlap: int) -> None:
     whole = cut_programs(STEPS[name], weights(), batch())
@@ -168,6 +168,7 @@ def on_mesh(spec: P) -> tuple[Given, Any]:
     return state, jax.device_put(batch(), NamedSharding(mesh, P("x")))
 
 
+@pytest.mark.long
 def test_pieces_have_the_sharding_of_their_parameter() -> None:
     state, x = on_mesh(P(None, None, "x"))
     programs = cut_programs(STEPS["plain"], state, x, overlap=2)
@@ -180,6 +181,7 @@ def test_pieces_have_the_sharding_of_their_parameter() -> None:
     assert {spec for _, spec in layers} == {P(None, None, "x")}
 
 
+@pytest.mark.long
 def test_rows_that_lie_on_different_devices_are_not_divided() -> None:
     state, x = on_mesh(P("x"))
     found = labels(cut_programs(STEPS["plain"], state, x, overlap=2))

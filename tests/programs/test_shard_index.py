@@ -44,6 +44,7 @@ def test_it_is_the_number_of_the_shard() -> None:
     assert (int(index), index.dtype) == (0, jnp.int32)
 
 
+@pytest.mark.long
 def test_the_noise_of_shards_averages_out() -> None:
     means = {}
     for fold in (False, True):

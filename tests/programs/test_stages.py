@@ -188,6 +188,7 @@ def test_one_equation_may_serve_several_stages(split: Any) -> None:
     assert (float(state), float(metrics["own"]), float(metrics["zero"])) == (2.0 + 4.5 + 4.0, 0.0, 2.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [4])
 def test_a_batch_norm_over_all_shards(width: int) -> None:
     """flax' own, with `axis_name`, differentiated: JAX transposes the means, and each becomes an exchange."""

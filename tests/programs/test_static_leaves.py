@@ -115,6 +115,7 @@ def trained(address: str, folder: Path, steps: int) -> tuple[int, Any]:
     return began, state
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_a_job_resumes_from_the_arrays_alone(tmp_path: Path) -> None:
     found: list[tuple[int, Any]] = []

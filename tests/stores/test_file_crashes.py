@@ -33,6 +33,7 @@ def until_step(process: Process, step: int) -> None:
         pass
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_survives_sigkill_in_order(tmp_path: Path):
     """Killed at some moment of an append or a rewriting, again and again, it never forgets and never makes up."""
     folder = tmp_path / "store"
