@@ -16,6 +16,8 @@ MOST_EVERY_S, LEAST_EVERY_S = 10.0, 0.2
 # While a group waits for devices.
 WAITING_EVERY_S = 1.0
 TIMEOUT_S = 60.0
+# After SIGKILL; the launcher waits for it.
+REAP_TIMEOUT_S = 1.0
 MOST_OUTPUT_BYTES = 65_536
 _NUMBERS = re.compile(r"[\s,]*(\d+([\s,]+\d+)*)?[\s,]*")
 
@@ -84,7 +86,10 @@ class Probe:
         process, self._process = self._process, None
         if process is not None:
             kill_beside(process)
-            process.wait()
+            try:
+                process.wait(REAP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:  # the kernel ends it when the driver lets it
+                self._say(f"--probe (pid {process.pid}) was killed, and has not ended: its driver hangs")
         if self._output is not None:
             self._output.close()
             self._output = None

@@ -141,17 +141,25 @@ def start_ranks(
         warm: fork them from this warm process, if that is possible.
         own: further environment variables of each rank.
         orders: where to create the pipes through which they get orders; one for each rank, or none at all.
+
+    Raises:
+        OSError: one could not be started; the others do not run either.
     """
-    return [
-        processes.start(
-            member.process_name(name, rank),
-            commands[number],
-            orders=orders[number] if orders else None,
-            environment={**member.environment(), **ranks, **own[number]},
-            warm=warm,
-        )
-        for number, (rank, ranks) in enumerate(zip(member.ranks_here, member.ranks(), strict=True))
-    ]
+    started: list[Child] = []
+    try:
+        for number, (rank, ranks) in enumerate(zip(member.ranks_here, member.ranks(), strict=True)):
+            child = processes.start(
+                member.process_name(name, rank),
+                commands[number],
+                orders=orders[number] if orders else None,
+                environment={**member.environment(), **ranks, **own[number]},
+                warm=warm,
+            )
+            started.append(child)
+    except BaseException:
+        processes.end(started, timeout_s=0.0)
+        raise
+    return started
 
 
 def dealt(devices: Sequence[int], members: int) -> list[tuple[int, ...]]:

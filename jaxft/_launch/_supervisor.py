@@ -148,9 +148,8 @@ class Supervisor:
         match self.state:
             case State.WAITING if not self._restarts:
                 self.state = State.LEFT
-            case State.WAITING if time.monotonic() >= self._due_s and self._may_start():
-                if (member := self._member_now()) is not None:
-                    self._start(member)
+            case State.WAITING if time.monotonic() >= self._due_s:
+                self._try_to_start()
             case State.RUNNING:
                 self._watch()
             case _:
@@ -203,11 +202,23 @@ class Supervisor:
         if self.life is not None and self.state is State.RUNNING:
             self.life.kill()
 
+    def _try_to_start(self) -> None:
+        try:
+            if self._may_start() and (member := self._member_now()) is not None:
+                self._start(member)
+        except (OSError, RuntimeError) as error:
+            # No descriptor, process, memory or disk is free at the moment. The other groups do not end for that.
+            self._say(f"{self.name} cannot be started: {error}")
+            self._go_on_after(Ending.AGAIN, AGAIN, step=0, lived_s=0.0, log=str)
+
     def _may_start(self) -> bool:
         """Whether there is no warm process to wait for."""
         if not self._uses_warm:
             return True
         if self._warm is None or (self._warm.problem and self._warm.was_ready):
+            if self._warm is not None:
+                self._processes.end_warm([self._warm], timeout_s=0.0)
+                self._warm = None
             self._warm = self._processes.start_warm(
                 f"{self.member.name}.warm",
                 environment=self.member.environment(),
@@ -352,11 +363,19 @@ class Supervisor:
             step = "" if life.member.command else f", at step {life.step}"  # the launcher there has said it
             self._say(f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}{step}")
             return
+        step = None if life.member.command else life.step
+        self._go_on_after(ending, status, step=step, lived_s=lived_s, log=lambda: self._last_log(life))
+
+    def _go_on_after(
+        self, ending: Ending, status: int, *, step: int | None, lived_s: float, log: Callable[[], str]
+    ) -> None:
+        """Wait for the next start, or give the group up; `log` returns the last lines of what ended."""
+        name = self.member.name
         decision = after(
             self._past,
             ending=ending,
             status=status,
-            step=None if life.member.command else life.step,
+            step=step,
             lived_s=lived_s,
             max_restarts=self._rules.max_restarts,
             jitter=random.random(),
@@ -364,15 +383,15 @@ class Supervisor:
         if isinstance(decision, GiveUp):
             self.state = State.GIVEN_UP
             self.status = _status_of(ending, status)
-            self._say(f"{name} is given up. {decision.why}\n{self._last_log(life)}")
-            self._write(GroupGivenUp(group=name, life=life.number, why=decision.why))
+            self._say(f"{name} is given up. {decision.why}\n{log()}".rstrip())
+            self._write(GroupGivenUp(group=name, life=max(0, self.lives - 1), why=decision.why))
             return
         self._past = decision.past
         self._due_s = time.monotonic() + decision.wait_s
         self.state = State.WAITING
         if decision.wait_s:
             self._say(f"{name} is restarted in {decision.wait_s:.1f} s")
-        self._write(GroupRestarts(group=name, life=life.number + 1, wait_s=round(decision.wait_s, 3)))
+        self._write(GroupRestarts(group=name, life=self.lives, wait_s=round(decision.wait_s, 3)))
 
     def _last_log(self, life: Life) -> str:
         return (life.failed or life.ranks[0]).child.log_tail()

@@ -47,6 +47,7 @@ from jaxft._launch._processes import Processes
 from jaxft._launch._ranks import Member, cache_in, dealt
 from jaxft._launch._remote_shell import ALL_DRAINED
 from jaxft._launch._supervisor import Rules
+from jaxft._launch._unblocked import unblocked
 
 EVENTS = "events.jsonl"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -96,10 +97,10 @@ def run_launch(
     if options.hosts:  # the launchers there see to all of this
         health, rules = (), replace(rules, warm=False, deadlines=without_phases(rules.deadlines))
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(_signals())
+        signals = stack.enter_context(_signals(attached=options.attached))
         folder = _folder(options.folder)
         phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
-        output = stack.enter_context(make_output(sys.stdout))
+        output = stack.enter_context(make_output(unblocked(sys.stdout)))
         journal = Journal(folder / EVENTS, output.say)
         stack.callback(journal.close)
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
@@ -228,14 +229,18 @@ def remote_members(
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def _signals(*, attached: bool) -> Iterator[list[int]]:
     """Yield the list of the signals that have arrived."""
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    before = {number: signal.signal(number, note) for number in SIGNALS}
+    # `nohup jaxft launch` is to outlive its terminal. Who attaches this to another launcher needs the signal.
+    heeded = [
+        one for one in SIGNALS if attached or one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, note) for number in heeded}
     try:
         yield arrived
     finally:

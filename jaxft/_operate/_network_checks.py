@@ -1,5 +1,6 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
+import functools
 import os
 import socket
 import urllib.parse
@@ -17,6 +18,7 @@ from jaxft._operate._ports import held_here, host_and_port
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._endpoints import endpoints_at
 from jaxft._transport._cores import SYSFS, cores_near
+from jaxft._transport._half_open import bind
 from jaxft._transport._interfaces import Held, held_addresses, ips_of
 from jaxft._transport._sockets import split_address
 
@@ -94,8 +96,12 @@ def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.C
 
 def _health(address: str, proven: grpc.ChannelCredentials | None) -> int:
     """Return the status of the coordinator's service as gRPC's health protocol numbers it: 1 serves."""
-    channel = grpc.insecure_channel(address) if proven is None else grpc.secure_channel(address, proven)
-    with channel:
+    made = (
+        grpc.insecure_channel
+        if proven is None
+        else functools.partial(grpc.secure_channel, credentials=proven)
+    )
+    with made(address, options=[("grpc.enable_http_proxy", 0)]) as channel:  # as a group connects
         request = b"\x0a" + bytes([len(_SERVICE)]) + _SERVICE
         answer: bytes = channel.unary_unary(_HEALTH)(request, timeout=TIMEOUT_S)
     return answer[1] if len(answer) > 1 else 0
@@ -108,7 +114,7 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
     elsewhere, is not seen from here.
     """
     try:
-        with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listening:
+        with bind("", 0) as listening:
             config = GroupConfig(coordinator=coordinator, group="doctor", host=host)
             addresses = config.endpoint(listening.getsockname()[1]).addresses
             listening.settimeout(TIMEOUT_S)

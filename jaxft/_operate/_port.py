@@ -86,23 +86,37 @@ def _address(url: str, path: str) -> str:
 def _check_private(url: str) -> None:
     """Raise a PortError if what is sent there can be read on the way."""
     parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        local = False
-    if parts.scheme != "https" and not local:
+    if parts.scheme != "https" and not _is_local(url):
         raise PortError(
-            f"the token would cross the network to {host} unencrypted. A coordinator that allows actions to other "
-            "machines serves HTTPS: give an address that begins with https://."
+            f"the token would cross the network to {parts.hostname or ''} unencrypted. A coordinator that allows "
+            "actions to other machines serves HTTPS: give an address that begins with https://."
         )
+
+
+def _is_local(url: str) -> bool:
+    """Whether what is sent there stays on this machine."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def _opener(address: str, context: ssl.SSLContext | None) -> urllib.request.OpenerDirector:
+    """What opens this address: this machine is asked directly, whatever proxy the environment names."""
+    handlers: list[urllib.request.BaseHandler] = []
+    if _is_local(address):
+        handlers.append(urllib.request.ProxyHandler({}))
+    if context is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=context))
+    return urllib.request.build_opener(*handlers)
 
 
 def _asked(request: urllib.request.Request, ca: Path | None) -> Any:
     address = request.full_url
     context = _context(ca) if address.startswith("https://") else None
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
+        with _opener(address, context).open(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise PortError(_problem(error)) from error

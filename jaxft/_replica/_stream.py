@@ -31,6 +31,8 @@ _OPTIONS = [
     # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    # gRPC would take the proxy of the variable http_proxy, even to this machine. Groups need a direct way anyway.
+    ("grpc.enable_http_proxy", 0),
 ]
 
 

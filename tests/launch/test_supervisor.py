@@ -1,16 +1,18 @@
 """A supervisor in the process of the test, over real processes: what it tells."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxft._launch import _supervisor
+from jaxft._launch import _restarts, _supervisor
 from jaxft._launch._fate import Fate
-from jaxft._launch._journal import Entry, GroupEnded, RankEnded
-from jaxft._launch._processes import Processes
+from jaxft._launch._journal import Entry, GroupEnded, GroupRestarts, RankEnded
+from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._supervisor import Rules, Supervisor
 from tests import patience
@@ -33,9 +35,9 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield made
 
 
-def supervisor(processes: Processes, told: Told, *command: str, warm: bool) -> Supervisor:
+def supervisor(processes: Processes, told: Told, *command: str, warm: bool, nproc: int = 1) -> Supervisor:
     return Supervisor(
-        Member(name="group-0", coordinator="localhost:1"),
+        Member(name="group-0", coordinator="localhost:1", nproc=nproc),
         command,
         processes,
         Rules(warm=warm),
@@ -76,3 +78,44 @@ def test_a_start_that_waits_for_imports_says_so_once(
     patience.until(lambda: one.poll() or told.said, "a line")
     one.poll()
     assert told.said == ["group-0 waits until its warm process has imported jax, jaxft"]
+
+
+def test_a_group_that_cannot_be_started_is_tried_again(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a free descriptor, process or disk: at any of its ranks, of which none is left running."""
+    told, start, started = Told(), Processes.start, list[Child]()
+    fails = iter([False, True, False, False])
+
+    def start_or_fail(self: Processes, name: str, *rest: Any, **named: Any) -> Child:
+        if next(fails):
+            raise OSError(errno.EMFILE, "Too many open files")
+        started.append(start(self, name, *rest, **named))
+        return started[-1]
+
+    monkeypatch.setattr(Processes, "start", start_or_fail)
+    monkeypatch.setattr(_restarts, "FIRST_WAIT_S", 0.01)
+    one = supervisor(processes, told, *FAKE, "exit:0", warm=False, nproc=2)
+    one.poll()
+    assert one.state is _supervisor.State.WAITING
+    assert [child.exit_code() is None for child in started] == [False]
+    assert "Too many open files" in told.said[0]
+    patience.until(lambda: one.poll() or one.over, "the group to end")
+    assert one.state is _supervisor.State.DONE
+    assert [entry.life for entry in told.entries if isinstance(entry, GroupRestarts)] == [0]
+
+
+def test_a_group_that_can_never_be_started_is_given_up(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told()
+
+    def fail(*rest: Any, **named: Any) -> Child:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Processes, "start", fail)
+    monkeypatch.setattr(_restarts, "LONGEST_WAIT_S", 0.0)
+    one = supervisor(processes, told, *FAKE, "exit:0", warm=False)
+    patience.until(lambda: one.poll() or one.over, "it to be given up")
+    assert one.state is _supervisor.State.GIVEN_UP
+    assert "can't start new thread" in told.said[0]

@@ -263,6 +263,12 @@ def test_the_doctor_says_when_the_kernel_does_not_tell_of_interfaces(monkeypatch
     ]
 
 
+def test_a_machine_without_ipv6_reaches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    first, *_ = _network_checks.own_address("localhost:29510", "127.0.0.1")
+    assert (first.level, first.text.startswith("this machine reaches itself")) == ("ok", True)
+
+
 def test_a_host_that_leads_nowhere_is_a_failure() -> None:
     (found,) = _network_checks.own_address("localhost:29510", "host.invalid")
     assert (found.level, "JAXFT_HOST" in found.advice) == ("fail", True)

@@ -1,7 +1,10 @@
 """The commands against a coordinator whose HTTP port has a certificate of a private authority."""
 
 import asyncio
+import http.server
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,35 @@ def test_a_token_does_not_cross_a_network_unencrypted() -> None:
             PortError, match=r"would cross the network to .* unencrypted\. .* begins with https://"
         ):
             act(url, "jobs/job/pause", token=TOKEN, reason="")
+
+
+class Answering(http.server.BaseHTTPRequestHandler):
+    """Gives every request the same answer."""
+
+    def do_POST(self) -> None:
+        body = b'{"text": "asked"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_token_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `no_proxy`, urllib would ask a proxy for localhost, too."""
+    with http.server.HTTPServer(("127.0.0.1", 0), Answering) as port, socket.create_server(("", 0)) as proxy:
+        proxy.setblocking(False)
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        threading.Thread(target=port.handle_request, daemon=True).start()
+        url = f"http://127.0.0.1:{port.server_port}"
+        assert act(url, "jobs/job/pause", token=TOKEN, reason="") == "asked"
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 @pytest.mark.long

@@ -117,6 +117,16 @@ def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed:
         assert {survivor.digest, back.digest} == {undisturbed}
 
 
+def test_a_group_goes_to_its_coordinator_through_no_proxy(undisturbed: str, tmp_path: Path) -> None:
+    """Without `no_proxy`, gRPC would go through it even on one machine."""
+    with cluster(tmp_path) as here:
+        here.environment |= {"http_proxy": "http://127.0.0.1:1", "no_proxy": "", "no_grpc_proxy": ""}
+        here.start_coordinator()
+        group = here.start("group-0", "--steps", str(STEPS), fresh=True)
+        here.until_finished(group)
+        assert group.digest == undisturbed
+
+
 def test_one_shard_for_each_member_the_batch_shrinks_with_the_members(tmp_path: Path) -> None:
     """TorchFT's meaning: the mean over the groups that are present."""
     groups = ("group-0", "group-1", "group-2")
