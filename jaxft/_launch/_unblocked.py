@@ -28,7 +28,7 @@ class Unblocked(io.TextIOBase):
         stream.flush()
         self._stream = stream
         self._fd = _without_blocking(stream.fileno())
-        self._encoding = stream.encoding or "utf-8"
+        self._encoding: str = getattr(stream, "encoding", None) or "utf-8"
         self._patience_s = patience_s
         self._left_out_bytes = 0
 
