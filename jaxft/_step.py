@@ -313,11 +313,15 @@ class Step:
             JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
-        self._statics.check(static, static_kw)
-        state = self._static_leaves.without(state)
-        programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
-        call = Call(programs, batch_for, self._shards, self._nonfinite)
-        given = self._leaves(programs, state)
+        try:
+            self._statics.check(static, static_kw)
+            state = self._static_leaves.without(state)
+            programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+            call = Call(programs, batch_for, self._shards, self._nonfinite)
+            given = self._leaves(programs, state)
+        except BaseException:
+            self._engine.loop.not_called()
+            raise
         self._returned = False
         leaves, metrics = self._engine.run(call, given)
         result = self._whole(programs, leaves), metrics

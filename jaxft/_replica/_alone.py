@@ -19,6 +19,7 @@ from jaxft._programs._programs import Local
 from jaxft._replica._engine import Call
 from jaxft._replica._one_step import OneStep
 from jaxft._replica._steps import LoopWatch
+from jaxft._transport._ctrl_c import ctrl_c_later
 
 _log = logging.getLogger("jaxft")
 
@@ -55,13 +56,15 @@ class Alone:
         self._check_same(call, state)
         with self.loop.calling(lambda: self.step):
             means, local = self._means(call, state)
-            if self._skips(call, means):
-                result = state, call.programs.blank_metrics()
-            else:
-                result = call.programs.apply(state, means, local)
-        self.step += 1
-        self.handed = result[0]
-        self.loop.edits_made = 0
+            skips = self._skips(call, means)
+            with ctrl_c_later():  # it would be raised once the state is consumed, and drop the new one
+                if skips:
+                    result = state, call.programs.blank_metrics()
+                else:
+                    result = call.programs.apply(state, means, local)
+                self.step += 1
+                self.handed = result[0]
+                self.loop.edits_made = 0
         return result
 
     def _check_same(self, call: Call, state: Sequence[jax.Array]) -> None:

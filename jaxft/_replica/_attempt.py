@@ -39,6 +39,7 @@ from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._report import Record
+from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._transport._listener import Abort, Listener
 
 _log = logging.getLogger("jaxft")
@@ -117,6 +118,7 @@ class Attempts:
         self._more_s = 0.0  # how much longer than usual peers may compute before the current exchange
         self._voted_s = 0.0
         self._shard: int | None = None  # which is being computed
+        self.voted = False  # in the last attempt
 
     def attempt(self, call: Call, quorum: NewQuorum, step: int, record: Record) -> None:
         """Try a step in a quorum up to the vote, or until the core directs something else."""
@@ -130,6 +132,7 @@ class Attempts:
             stage.given = ()  # of the last attempt: more shards may need the memory
         record.entered(quorum)
         record.attempts += 1
+        self.voted = False
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._abort = Abort()  # one for each quorum; its links watch it
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
@@ -156,13 +159,13 @@ class Attempts:
         means = work.means(call.programs.stages)
         local = work.stages[-1].locals[min(work.counted)] if work.counted else None
         skip = call.nonfinite == "skip" and bool(work.nonfinite)
-        try:
-            given = work.given(call.programs.stages)
-            record.metrics = self._held.advance(call.programs, means, local, skip=skip, given=given)
-        finally:
-            if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
-                self._session.post(Applied(Step(self._held.step)))
-                self.forget()
+
+        def applied() -> None:
+            self._session.post(Applied(Step(step + 1)))
+            self.forget()
+
+        given = work.given(call.programs.stages)
+        record.metrics = self._held.advance(call.programs, means, local, skip=skip, done=applied, given=given)
 
     def forget(self) -> None:
         """Drop what was computed from a state that is no longer held."""
@@ -396,7 +399,10 @@ class Attempts:
         digest = self._held.started_digest()
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
         stop = work.nonfinite if call.nonfinite == "raise" else ""
-        self._session.post(Exchanged(quorum.quorum_id, Step(step), digest, stop, self._held.edit_digest()))
+        vote = Exchanged(quorum.quorum_id, Step(step), digest, stop, self._held.edit_digest())
+        with ctrl_c_later():
+            self.voted = True
+            self._session.post(vote)
 
     def _drop_links(self) -> None:
         if self._links is not None:

@@ -121,11 +121,10 @@ class CatchUp:
             self._held.replay_edit(self._placed(call, numbers, edits))
             record.nonfinite = verdict.note
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
-            try:
-                metrics = self._held.advance(call.programs, means, None, skip=skip)
-            finally:
-                if self._held.step == step + 1:  # also if Ctrl-C came while it was applied
-                    self._session.post(Replayed(heal.heal_id, Step(self._held.step)))
+            told = Replayed(heal.heal_id, Step(step + 1))
+            metrics = self._held.advance(
+                call.programs, means, None, skip=skip, done=lambda: self._session.post(told)
+            )
         record.caught_up_with(metrics)
         if (so_far := record.heal) is not None:
             replayed = so_far.replayed_steps + 1

@@ -1,7 +1,7 @@
 """The state that this group holds, offered to joiners and reported to the coordinator as digests."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
+from jaxft._transport._ctrl_c import ctrl_c_later
 
 
 class HeldState:
@@ -102,15 +103,20 @@ class HeldState:
         local: Local | None,
         *,
         skip: bool,
+        done: Callable[[], None],
         given: Sequence[Any] | None = None,
     ) -> Any:
         """Apply the means and return the metrics. The only place that donates a state.
+
+        Ctrl-C waits meanwhile. It would be raised when the program that consumes the state has returned, and drop the
+        new one.
 
         Args:
             programs: what to apply the means with.
             means: the means of the step: this process's pieces.
             local: this group's local values of the step, if it computed a shard.
             skip: keep the state, but count the step.
+            done: called when the new state is held, also if its computation fails. Must not block.
             given: the same means as programs take them, if some are on the devices already.
         """
         self._log(programs, means)
@@ -119,17 +125,17 @@ class HeldState:
             self.say_digest(self.step)  # last chance: the state is about to be overwritten
         # Also for a skipped step: the next one overwrites its state.
         self._store.before_donation()
-        if skip:
-            leaves, metrics = self.current, programs.blank_metrics()
-        else:
-            leaves, metrics = programs.apply(
-                self.current, programs.joined(means if given is None else given), local
-            )
-        try:
-            jax.block_until_ready(leaves)
-        finally:
-            # Also if Ctrl-C came meanwhile: the state before is consumed.
-            self.replace(self.step + 1, leaves)
+        joined = () if skip else programs.joined(means if given is None else given)
+        with ctrl_c_later():
+            if skip:
+                leaves, metrics = self.current, programs.blank_metrics()
+            else:
+                leaves, metrics = programs.apply(self.current, joined, local)
+            try:
+                jax.block_until_ready(leaves)
+            finally:
+                self.replace(self.step + 1, leaves)  # the state before is consumed
+                done()
         return metrics
 
     def _log(self, programs: Programs, means: Sequence[np.ndarray]) -> None:

@@ -18,6 +18,7 @@ from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
+from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._version import __version__
 
 _log = logging.getLogger("jaxft")
@@ -37,6 +38,7 @@ class Joining:
         self._settings: Mapping[str, str] = {}
         self._first: OneStep | None = None
         self._shards: int | None = None
+        self._heals_only = False  # what the coordinator was told last
 
     @property
     def started(self) -> bool:
@@ -65,17 +67,22 @@ class Joining:
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
         self._check_ranks(settings)
-        self._settings, self._first, self._shards = settings, now, call.shards
-        self._say_prepared(settings)
+        self._settings, self._shards = settings, call.shards
+        prepared = self._prepared(settings)
+        with ctrl_c_later():
+            self._post(prepared)
+            self._first = now  # a call after one that failed before this begins again
 
     def read_after_all(self, call: Call) -> None:
         """Read the checkpoint after the groups that were to read it are gone, unless others read it now."""
-        if not self._saving.left_to_others:
+        if not self._heals_only:
             return  # already read; the session's thread had not got the report yet
         with self._session.in_step(False):
             state = self._saving.read_unless_others_do(call.programs.unflatten(self._held.leaves))
             self._held.leaves = call.programs.state_leaves(state)
-            self._say_prepared(self._settings)
+            prepared = self._prepared(self._settings)
+            with ctrl_c_later():
+                self._post(prepared)
 
     def _settings_of(self, call: Call) -> dict[str, str]:
         return {
@@ -97,24 +104,26 @@ class Joining:
             return {"ranks": str(self._ranks.size), **several}
         return {"lanes": call.programs.lanes_text}
 
-    def _say_prepared(self, settings: Mapping[str, str]) -> None:
-        """Report to the coordinator which state this group brings, and what must be equal in all groups."""
+    def _post(self, prepared: Prepared) -> None:
+        self._session.post(prepared)
+        self._heals_only = prepared.heals_only
+
+    def _prepared(self, settings: Mapping[str, str]) -> Prepared:
+        """What tells the coordinator which state this group brings, and what must be equal in all groups."""
         self._saving.check(settings)
         self._held.publish()
-        self._session.post(
-            Prepared(
-                Step(self._held.step),
-                self._held.digest(),
-                {
-                    name: value for name, value in settings.items() if name != "shards"
-                },  # these have a separate field
-                self._config.min_replicas or 0,
-                HistoryId(self._saving.history),
-                self._config.spare,
-                self._saving.left_to_others,
-                self._shards,
-                _devices_of(self._held.leaves),
-            )
+        return Prepared(
+            Step(self._held.step),
+            self._held.digest(),
+            {
+                name: value for name, value in settings.items() if name != "shards"
+            },  # these have a separate field
+            self._config.min_replicas or 0,
+            HistoryId(self._saving.history),
+            self._config.spare,
+            self._saving.left_to_others,
+            self._shards,
+            _devices_of(self._held.leaves),
         )
 
     def _check_ranks(self, settings: Mapping[str, str]) -> None:

@@ -197,7 +197,12 @@ class Runner:
             if came_from_xla(error):
                 self._ranks.await_loss()
         number, directive = self._taken
-        if isinstance(directive, Attempt):
+        if isinstance(directive, Attempt) and self._attempts.voted:
+            self._taken = (
+                number,
+                None,
+            )  # the job may commit with its vote: the next call applies what it has
+        elif isinstance(directive, Attempt):
             self._taken = (number, None)
             self._raising.raised(error, directive.step, self._attempts.give_up())
         elif directive is not None and not self._broken:

@@ -72,10 +72,11 @@ class Saving:
     def read_unless_others_do(self, state: Any) -> Any:
         """Read the newest checkpoint, unless other groups are reading it now (`left_to_others`)."""
         with self._turn() as mine:
-            mine = self._ranks.decide("read a checkpoint", mine)
-            self.left_to_others = not mine
-            if mine:
-                return self._read(state)
+            if self._ranks.decide("read a checkpoint", mine):
+                found = self._read(state)
+                self.left_to_others = False  # not before: a read that failed is made again
+                return found
+            self.left_to_others = True
         _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._config.group)
         return state
 

@@ -68,6 +68,10 @@ class LoopWatch:
                 self.at_top, self._edits_seen = at_top, 0
             raise
 
+    def not_called(self) -> None:
+        """A call of the step has failed before it began: the body of the loop may begin again."""
+        self._edits_seen = 0
+
     def begins(self) -> None:
         """An iteration over `steps` begins."""
         self.read()

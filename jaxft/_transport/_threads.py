@@ -1,28 +1,11 @@
 """Threads that work for the one that waits for them, with what belongs to it, such as its connections."""
 
-import contextlib
 import select
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._transport._sockets import Abort
-
-
-@contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """Within the context, Ctrl-C does not interrupt this thread. One that came is taken at its end."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
-        yield  # signals do not interrupt it, or only in C
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 class Team:
@@ -58,7 +41,7 @@ class Team:
 
         A second Ctrl-C has to wait as well.
         """
-        with _ctrl_c_later():
+        with ctrl_c_later():
             self._closed = True  # who begins later sees it
             for ended in list(self._begun):
                 poller = select.poll()

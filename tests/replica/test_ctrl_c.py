@@ -1,0 +1,192 @@
+"""Ctrl-C at the moments at which a state is consumed or a report is on its way: the next call goes on."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
+
+import jaxft
+from jaxft._programs._programs import Programs
+from jaxft._replica._saving import Saving
+from jaxft._replica._session import Session
+from tests.clusters import Cluster, cluster
+from tests.interrupts import interrupted
+
+
+def train_step(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+    means = jaxft.pmean(batch)
+    return {"w": state["w"] + means, "n": state["n"] + 1}, {}
+
+
+def batch_for(step: int, shard: int) -> np.ndarray:
+    return np.ones(3, np.float32)
+
+
+def initial() -> dict[str, jax.Array]:
+    return {"w": jnp.zeros(3), "n": jnp.int32(0)}
+
+
+class Once:
+    """Sends Ctrl-C to this thread once it is armed, and only once."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def __call__(self) -> None:
+        if self.armed:
+            self.armed = False
+            signal.raise_signal(signal.SIGINT)
+
+
+def in_apply(patch: pytest.MonkeyPatch, once: Once) -> None:
+    """As when it comes within the program: Python takes it once that has returned, and drops its results."""
+    apply = Programs.apply
+
+    def interrupted_apply(self: Programs, *rest: Any) -> Any:
+        found = apply(self, *rest)
+        once()
+        return found
+
+    patch.setattr(Programs, "apply", interrupted_apply)
+
+
+def at(kind: type, *, after: bool) -> Callable[[pytest.MonkeyPatch, Once], None]:
+    """Before or after a report to the session's thread."""
+
+    def patched(patch: pytest.MonkeyPatch, once: Once) -> None:
+        post = Session.post
+
+        def interrupted_post(self: Session, event: Event) -> None:
+            if isinstance(event, kind) and not after:
+                once()
+            post(self, event)
+            if isinstance(event, kind) and after:
+                once()
+
+        patch.setattr(Session, "post", interrupted_post)
+
+    return patched
+
+
+def test_alone_no_state_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = Once()
+    in_apply(monkeypatch, once)
+    step = jaxft.fault_tolerant(train_step, manager=None, shards=2)
+    state, _ = step(initial(), batch_for)
+    once.armed = True
+    with interrupted():
+        step(state, batch_for)
+    assert step.step == 2
+    state, _ = step(state, batch_for)
+    assert (int(state["n"]), state["w"].tolist(), step.step) == (3, [3.0] * 3, 3)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path) as made:
+        made.start_coordinator()
+        yield made
+
+
+def manager(here: Cluster) -> jaxft.Manager:
+    return jaxft.Manager(f"localhost:{here.port}", group="group-0", failure_timeout_s=60.0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "moment",
+    [
+        in_apply,
+        at(Exchanged, after=False),
+        at(Exchanged, after=True),
+        at(Applied, after=False),
+        at(Applied, after=True),
+    ],
+    ids=["in apply", "before the vote", "after the vote", "before applied", "after applied"],
+)
+def test_in_a_job_the_next_call_goes_on(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch, moment: Callable[[pytest.MonkeyPatch, Once], None]
+) -> None:
+    once = Once()
+    moment(monkeypatch, once)
+    with manager(here) as job:
+        step = jaxft.fault_tolerant(train_step, job, shards=2)
+        state = step.join(initial(), batch_for)
+        state, _ = step(state, batch_for)
+        for _ in range(3):
+            once.armed = True
+            with interrupted():
+                state, _ = step(state, batch_for)
+            state, _ = step(state, batch_for)
+            assert int(state["n"]) == job.step == state["w"][0]
+
+
+@pytest.mark.processes
+def test_before_and_after_the_first_report_a_call_is_made_again(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = Once()
+    at(Prepared, after=True)(monkeypatch, once)
+    with manager(here) as job:
+        step = jaxft.fault_tolerant(train_step, job, shards=2)
+        once.armed = True
+        with interrupted():
+            step.join(initial(), batch_for)
+        state = step.join(initial(), batch_for)
+        state, _ = step(state, batch_for)
+        assert (int(state["n"]), job.step) == (1, 1)
+
+
+@pytest.mark.processes
+def test_a_first_call_that_is_refused_is_refused_again(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for a checkpoint of other settings. The second call would wait for an answer to no report."""
+
+    def refuse(self: Saving, settings: object) -> None:
+        raise jaxft.ConfigurationError("the checkpoint has other settings")
+
+    with manager(here) as job:
+        step = jaxft.fault_tolerant(train_step, job, shards=2)
+        with monkeypatch.context() as patch:
+            patch.setattr(Saving, "check", refuse)
+            for _ in range(2):
+                with pytest.raises(jaxft.ConfigurationError, match="other settings"):
+                    step.join(initial(), batch_for)
+        state = step.join(initial(), batch_for)
+        state, _ = step(state, batch_for)
+        assert job.step == 1
+
+
+def test_an_edit_is_made_once_if_the_call_fails_before_it_begins() -> None:
+    """As for a static argument that cannot be hashed, or a batch function that fails when its types are asked for."""
+    fails = [False]
+
+    def sometimes(step: int, shard: int) -> np.ndarray:
+        if fails[0]:
+            fails[0] = False
+            raise OSError("no batch now")
+        return np.ones(4 if step == 2 else 3, np.float32)
+
+    def step_of(state: Any, batch: jax.Array, kind: str) -> tuple[Any, Any]:
+        return {"rate": state["rate"] + 0 * jaxft.pmean(jnp.mean(batch))}, {}
+
+    step = jaxft.fault_tolerant(step_of, manager=None, shards=1, static_argnums=2)
+    state = step.join({"rate": jnp.float32(1.0)}, sometimes, "a")
+    for number in step.steps(3):
+        for attempt in range(2):
+            if number == 2:
+                state = step.edit(state, lambda state: {"rate": state["rate"] / 2})
+            fails[0] = number == 2 and attempt == 0
+            try:
+                state, _ = step(state, sometimes, "b" if number == 2 else "a")
+                break
+            except OSError:
+                continue
+    assert float(state["rate"]) == 0.5
