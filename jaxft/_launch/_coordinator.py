@@ -64,7 +64,7 @@ class Coordinator:
             LaunchError: it has ended.
         """
         exit_code = self.child.exit_code()
-        if LISTENS.search(self.child.log.read_text(errors="replace")):
+        if LISTENS.search(self.child.output()):
             return True
         if exit_code is not None:
             raise LaunchError(
@@ -79,6 +79,6 @@ class Coordinator:
                 text = f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s."
                 raise LaunchError(f"{text}\n{self.child.log_tail()}")
             time.sleep(POLL_S)
-        found = LISTENS.search(self.child.log.read_text(errors="replace"))
+        found = LISTENS.search(self.child.output())
         assert found is not None
         return int(found.group(1))

@@ -190,7 +190,7 @@ class Launcher:
         """Pass on the new lines of all programs."""
         for one in self.supervisors:
             for rank in () if one.life is None else one.life.ranks:
-                tail = self._tails.setdefault(rank.child, LogTail(rank.child.log))
+                tail = self._tails.setdefault(rank.child, LogTail(rank.child.log, rank.child.log_start_bytes))
                 for line in tail.lines(last=rank.child.exit_code() is not None):
                     self._output.pass_on(_name_of(one, rank), line)
 

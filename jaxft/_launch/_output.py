@@ -132,9 +132,10 @@ def table_of(rows: Sequence[Row]) -> Any:
 class LogTail:
     """Reads the new lines of a log file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start_bytes: int = 0) -> None:
+        """`start_bytes`: where what is new begins."""
         self._path = path
-        self._offset_bytes = 0
+        self._offset_bytes = start_bytes
         self._rest = b""
 
     def lines(self, *, last: bool = False) -> list[str]:

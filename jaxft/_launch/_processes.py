@@ -33,12 +33,16 @@ KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 @dataclass(eq=False, slots=True)
 class Child:
-    """A process that we started, and its own children: they form one process group."""
+    """A process that we started, and its own children: they form one process group.
+
+    `log_start_bytes`: where its output begins in its log, which may have that of earlier launches before it.
+    """
 
     name: str
     log: Path
     _process: subprocess.Popen[bytes] | Fork
     _orders: int | None = None
+    log_start_bytes: int = 0
 
     @property
     def pid(self) -> int:
@@ -107,9 +111,15 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
+    def output(self) -> str:
+        """Return what it has written so far."""
+        with self.log.open("rb") as file:
+            file.seek(self.log_start_bytes)
+            return file.read().decode(errors="replace")
+
     def log_tail(self) -> str:
         """Return the last lines of its log, under a heading, for messages."""
-        lines = self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = self.output().splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"--- end of the log of {self.name} ({self.log.name}) ---", *lines, "---"])
 
 
@@ -190,8 +200,9 @@ class Processes:
         log = self.folder / f"{name}.log"
         pipe = None if orders is None else _open_pipe(orders)
         whole = {**os.environ, **self._own, **environment}
+        start_bytes = _size_bytes(log)
         process = self._forked(warm, command, log, whole) or self._started(command, log, whole)
-        child = Child(name, log, process, pipe)
+        child = Child(name, log, process, pipe, start_bytes)
         self._children.append(child)
         return child
 
@@ -201,10 +212,11 @@ class Processes:
         command = warm_command(theirs.fileno(), preload)
         log = self.folder / f"{name}.log"
         whole = {**os.environ, **self._own, **environment}
+        start_bytes = _size_bytes(log)
         with theirs:
             process = self._started(command, log, whole, pass_fds=(theirs.fileno(),))
         warm = Warm(name, ours)
-        self._warm[warm] = Child(name, log, process)
+        self._warm[warm] = Child(name, log, process, log_start_bytes=start_bytes)
         return warm
 
     def _forked(
@@ -274,6 +286,10 @@ def _running(group: int) -> list[int]:
             if (int(its_group), int(its_session)) == (group, session) and state not in "ZX":
                 found.append(int(file.parent.name))
     return found
+
+
+def _size_bytes(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def _open_pipe(path: Path) -> int:

@@ -33,6 +33,22 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield made
 
 
+def test_the_log_of_an_earlier_coordinator_says_nothing_of_this_one(
+    processes: Processes, tmp_path: Path
+) -> None:
+    for name in ("coordinator", "coordinator.1"):
+        (tmp_path / f"{name}.log").write_text("listens (port 7)\nan old line\n")
+    coordinator = Coordinator(processes, COMMAND)
+    assert coordinator.port == 1
+    assert "an old line" not in coordinator.child.log_tail()
+    gate = tmp_path / "gate"
+    coordinator._command = ("sh", "-c", f"until test -e {gate}; do sleep 0.01; done; {COMMAND[-1]}")
+    coordinator.start_again()
+    assert not coordinator.listens()
+    gate.touch()
+    patience.until(coordinator.listens, "it to listen")
+
+
 @pytest.mark.parametrize(("steady_s", "waits_s"), [(3600.0, [0.01, 0.02, 0.04]), (0.0, [0.01, 0.01, 0.01])])
 def test_a_coordinator_that_has_lived_for_long_is_restarted_soon(
     processes: Processes, monkeypatch: pytest.MonkeyPatch, steady_s: float, waits_s: list[float]

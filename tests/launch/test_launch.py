@@ -301,6 +301,20 @@ def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) 
     assert (folder / "coordinator" / "log").exists()
 
 
+def test_a_second_launch_in_a_folder_gives_its_own_coordinator_and_passes_on_its_own_lines(
+    folder: Path,
+) -> None:
+    for count in (1, 2):
+        lives = ("env:JAXFT_COORDINATOR exit:0",)
+        with launch(folder, "--no-warm", program=(*FAKE, *lives)) as running:
+            assert running.status() == 0, running.text()
+        log = (folder / "coordinator.log").read_text()
+        ports = re.findall(r"\(port (\d+)\)", log)
+        assert len(ports) == count
+        said = [line for line in running.text().splitlines() if line.startswith("[group-0]")]
+        assert said == [f"[group-0] JAXFT_COORDINATOR=localhost:{ports[-1]}"]
+
+
 def test_one_group_of_an_array(folder: Path) -> None:
     with fakes(folder, "--group", "7", lives=("say:{group} exit:0",)) as running:
         assert running.status() == 0, running.text()
