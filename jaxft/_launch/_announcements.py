@@ -7,6 +7,8 @@ from typing import Any
 
 # Waiting for what the job decides next.
 WAIT = "wait"
+# Applying a step that was committed with the vote of this process.
+APPLY = "apply"
 
 _ANNOUNCED = re.compile(r"(compute|exchange|vote|apply|replay|wait) step (\d+)")
 _HEALS = re.compile(r"heals to step (\d+)")

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from jaxft._launch._announcements import WAIT, follow
+from jaxft._launch._announcements import APPLY, WAIT, follow
 from jaxft._launch._phase_file import DRAINED, Word, WordFile
 from jaxft._replica._engine import Call, Engine
 from jaxft._replica._steps import LoopWatch
@@ -43,6 +43,8 @@ class Beacon:
         self._words = WordFile(file)
         self._first_t_s = time.time()
         self._members = 0
+        self._applies: int | None = None  # the step that it applies
+        self._committed = 0
         follow(self._tell)
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, all_threads=True)
@@ -69,7 +71,17 @@ class Beacon:
         self._tell(DRAINED, step)
 
     def _tell(self, phase: str, step: int) -> None:
-        word = Word(phase=phase, step=step, t_s=time.time(), first_t_s=self._first_t_s, members=self._members)
+        if self._applies is not None and step > self._applies:
+            self._committed = step
+        self._applies = step if phase == APPLY else None
+        word = Word(
+            phase=phase,
+            step=step,
+            t_s=time.time(),
+            first_t_s=self._first_t_s,
+            members=self._members,
+            committed=self._committed,
+        )
         self._words.write(word)
 
     def _touch(self) -> None:

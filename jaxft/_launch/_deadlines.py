@@ -54,7 +54,7 @@ class Overdue:
 class Sign:
     """The last sign of life of a process: its phase, since when, and when it was last alive, on one clock.
 
-    `members`: the groups of the last step that it took part in.
+    `members`: the groups of the last step that it took part in; `committed`: the committed steps behind that one.
     """
 
     phase: str
@@ -62,6 +62,7 @@ class Sign:
     since_t_s: float
     alive_t_s: float
     members: int = 0
+    committed: int = 0
 
 
 def overdue(

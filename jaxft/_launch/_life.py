@@ -38,6 +38,7 @@ class RankProcess:
                 since_t_s=word.t_s,
                 alive_t_s=self.phase_file.stat().st_mtime,
                 members=word.members,
+                committed=word.committed,
             )
         return self._told
 
@@ -78,6 +79,7 @@ class Life:
         self._kill_rest_at_s: float | None = None
         self.overdue: Overdue | None = None
         self.step = 0
+        self.committed = 0  # the steps behind the last one that it took part in, unlike one that it healed to
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
         self._drained = False
         name = f"{member.name}.{number}"
@@ -130,6 +132,7 @@ class Life:
         """Note what the last signs of life of all processes say of the group."""
         told = [sign for one in self.ranks if (sign := one.sign()) is not None]
         self.step = max([self.step, *(sign.step for sign in told)])
+        self.committed = max([self.committed, *(sign.committed for sign in told)])
         # One that waits for others may wait for those that were there in the last step.
         self.members = max((sign.members for sign in told if sign.phase not in WAITS), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)

@@ -26,6 +26,8 @@ class Word:
         dies_t_s: when it killed itself as ordered; None unless it is about to.
         hung_t_s: when it last began to hang as ordered; None if it never did.
         members: how many groups took part in the last step; 0 before the first one.
+        committed: the committed steps behind the last one in which this process took part itself; 0 before the first
+            one. What it healed or replayed was the work of others.
     """
 
     phase: str
@@ -35,6 +37,7 @@ class Word:
     dies_t_s: float | None = None
     hung_t_s: float | None = None
     members: int = 0
+    committed: int = 0
 
 
 def words_beside(events: Path) -> Path:

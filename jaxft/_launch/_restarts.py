@@ -1,8 +1,9 @@
 """When to restart a group that has ended. Pure functions.
 
-A group that made progress since its last restart, in committed steps, is restarted at once. Otherwise it is restarted
-after a wait that doubles each time, up to a limit. An error of the program is tried only twice without progress: the
-same program most likely fails again.
+A group that made progress since its last restart, in steps that it committed with others or alone, is restarted at
+once. Otherwise it is restarted after a wait that doubles each time, up to a limit. An error of the program is tried
+only twice without progress: the same program most likely fails again. The step to which a group heals is no progress:
+it is higher in each life, since the other groups go on.
 """
 
 from dataclasses import dataclass, replace
@@ -14,8 +15,8 @@ LONGEST_WAIT_S = 60.0
 # Waits differ by up to this share, so that groups which ended together do not all come back at once.
 JITTER = 0.25
 ERRORS_IN_A_ROW = 2
-# What tells no steps, a launcher on another host or a coordinator, has made progress if it lived for so long. But a
-# launcher that gives up after an error of the program has tried that twice.
+# What commits no steps, a launcher on another host, a spare or a coordinator, has made progress if it lived for so
+# long. But a launcher that gives up after an error of the program has tried that twice.
 STEADY_S = 600.0
 
 
@@ -24,8 +25,8 @@ class Past:
     """What counts of a group's former lives.
 
     Attributes:
-        step: the highest step that any of them reached.
-        fruitless: how many in a row ended without a higher step than the lives before.
+        step: the highest step that any of them committed.
+        fruitless: how many in a row ended without a higher one than the lives before.
     """
 
     step: int = 0
@@ -56,6 +57,7 @@ def after(
     lived_s: float,
     max_restarts: int,
     jitter: float,
+    stands_by: bool = False,
 ) -> Restart | GiveUp:
     """Return what to do after a life that did not end with status 0.
 
@@ -63,17 +65,18 @@ def after(
         past: of the lives before.
         ending: how it ended.
         status: its exit status, for the message.
-        step: the highest step that it reached; 0 if it reached none; None if it tells no steps.
+        step: the highest step that it committed; 0 if it committed none; None if it tells no steps.
         lived_s: how long it lived.
         max_restarts: the most restarts in a row without progress.
         jitter: a random number in [0, 1).
+        stands_by: whether it may have nothing to commit: it is a spare.
     """
     if ending is Ending.REFUSED:
         return GiveUp(f"The job refused it (exit status {status}); its log says what differs.")
-    if step is None and lived_s >= STEADY_S and ending is not Ending.ERROR:
-        return Restart(0.0, Past())
     if step is not None and step > past.step:
         return Restart(0.0, Past(step, 0))
+    if (step is None or stands_by) and lived_s >= STEADY_S and ending is not Ending.ERROR:
+        return Restart(0.0, replace(past, fruitless=0))
     fruitless = past.fruitless + 1
     if ending is Ending.ERROR and fruitless >= ERRORS_IN_A_ROW:
         return GiveUp(

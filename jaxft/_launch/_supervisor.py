@@ -92,6 +92,7 @@ class Supervisor:
         self._write = write
         self._say = say
         self._past = Past()
+        self._step = 0  # the highest of former lives
         self._due_s = 0.0
         self._supervise_at_s = 0.0
         self._restarts = True
@@ -141,7 +142,7 @@ class Supervisor:
     @property
     def step(self) -> int:
         """The highest step that it told."""
-        return max(self._past.step, 0 if self.life is None else self.life.step)
+        return max(self._step, 0 if self.life is None else self.life.step)
 
     def poll(self) -> None:
         """Do what is due."""
@@ -338,6 +339,7 @@ class Supervisor:
     def _conclude(self, life: Life) -> None:
         """Decide what follows the end of a life."""
         life.clean_up()
+        self._step = self.step
         name, (ending, status) = self.member.name, life.result()
         lived_s = round(time.time() - life.started_t_s, 3)
         self._write(
@@ -363,7 +365,7 @@ class Supervisor:
             step = "" if life.member.command else f", at step {life.step}"  # the launcher there has said it
             self._say(f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}{step}")
             return
-        step = None if life.member.command else life.step
+        step = None if life.member.command else life.committed
         self._go_on_after(ending, status, step=step, lived_s=lived_s, log=lambda: self._last_log(life))
 
     def _go_on_after(
@@ -379,6 +381,7 @@ class Supervisor:
             lived_s=lived_s,
             max_restarts=self._rules.max_restarts,
             jitter=random.random(),
+            stands_by=life.member.spare,
         )
         if isinstance(decision, GiveUp):
             self.state = State.GIVEN_UP

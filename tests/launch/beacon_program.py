@@ -23,6 +23,7 @@ class Engine:
     def run(self, call: Any, state: Any) -> Any:
         logging.getLogger("jaxft").debug("compute step %d shard 0", self.step)
         self._within()
+        logging.getLogger("jaxft").debug("apply step %d", self.step)
         self.step += 1
         return state, None
 
@@ -32,6 +33,20 @@ def forever() -> None:
         time.sleep(0.01)
 
 
+def heal() -> None:
+    """Announce what a group does that is behind the others, and then fails in its own step."""
+    logging.getLogger("jaxft").info("[jaxft group-1] heals to step 7 from group-0")
+    for announced in (
+        "replay step 7",
+        "wait step 8",
+        "compute step 8 shard 0",
+        "exchange step 8",
+        "vote step 8",
+    ):
+        logging.getLogger("jaxft").debug(announced)
+    forever()
+
+
 def main(what: str) -> None:
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     beacon = beacon_of_process()
@@ -39,6 +54,8 @@ def main(what: str) -> None:
     assert beacon_of_process() is beacon
     if what == "broken":
         os.close(beacon._words._file)
+    if what == "heals":
+        heal()
     engine = beacon.watching(Engine(forever if what == "hang" else lambda: time.sleep(0.2)), lambda: 2)
     while what != "idle":
         engine.run(None, [])  # pyright: ignore

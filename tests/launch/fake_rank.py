@@ -2,7 +2,7 @@
 
     fake_rank.py FOLDER LIFE...    the last LIFE is that of all further ones
 
-A LIFE is a list of words: `steps:N` tells the phases of steps up to N; `phase:NAME:STEP` tells one; `say:TEXT`;
+A LIFE is a list of words: `steps:N` commits N steps; `phase:NAME:STEP` tells a phase of one; `say:TEXT`;
 `env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
 `starts:NAME` starts a process that stays, whose number it adds to a file in FOLDER;
 `members:N` is how many groups took part from now on;
@@ -43,16 +43,17 @@ def main() -> None:
 
 
 def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) -> None:
-    def tell(phase: str, step: int) -> None:
-        file.write(Word(phase=phase, step=step, t_s=time.time(), first_t_s=began_s, members=members))
+    def tell(phase: str, step: int, committed: int = 0) -> None:
+        times = {"t_s": time.time(), "first_t_s": began_s}
+        file.write(Word(phase=phase, step=step, members=members, committed=committed, **times))
 
     members = int(os.environ.get("FAKE_MEMBERS", "0"))
     match what, *values:
         case ["steps", count]:
             for step in range(int(count)):
-                tell("compute", step)
+                tell("compute", step, step)
                 time.sleep(PACE_S)
-            tell("outside", int(count))
+            tell("outside", int(count), int(count))
         case ["phase", name, step]:
             tell(name, int(step))
         case ["say", text]:

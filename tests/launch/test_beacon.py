@@ -64,6 +64,13 @@ def test_it_tells_how_many_groups_took_part_in_the_last_step(tmp_path: Path) -> 
         )
         assert word is not None
         assert word.members == 2
+        assert word.committed == word.step
+
+
+def test_what_it_healed_to_is_not_what_it_has_committed(tmp_path: Path) -> None:
+    with program(tmp_path, "heals"):
+        word = until_phase(tmp_path, "vote")
+    assert (word.step, word.committed) == (8, 0)
 
 
 def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:

@@ -42,6 +42,18 @@ def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder
     assert [event["life"] for event in running.events("group_started")] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("phase", ["heal", "compute"])
+def test_a_step_that_the_other_groups_committed_is_no_progress(folder: Path, phase: str) -> None:
+    """A group that fails after each heal is at a higher step each time."""
+    lives = ("steps:3 kill", f"phase:{phase}:8 kill", f"phase:{phase}:9 kill")
+    with fakes(folder, "--max-restarts", "1", lives=lives) as running:
+        assert running.status() == 75, running.text()
+    assert [event["step"] for event in running.events("group_ended")] == [3, 8, 9]
+    first_s, second_s = (event["wait_s"] for event in running.events("group_restarts"))
+    assert first_s == 0.0 < second_s
+    assert "2 times in a row without a new step" in running.events("group_given_up")[0]["why"]
+
+
 def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> None:
     """Its output may be a file on a disk that is full, or a pipe whose reader is gone."""
     with Path("/dev/full").open("wb") as full:

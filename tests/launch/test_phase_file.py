@@ -14,6 +14,7 @@ WORDS = st.builds(
     t_s=TIMES,
     first_t_s=TIMES,
     members=st.integers(0, 4096),
+    committed=st.integers(0, 10**9),
 )
 
 

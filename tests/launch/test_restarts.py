@@ -42,6 +42,18 @@ def test_what_tells_no_steps_has_made_progress_if_it_has_lived_for_long() -> Non
     assert isinstance(lived(STEADY_S, **ERROR), GiveUp)  # the launcher there has tried twice
 
 
+def test_a_spare_that_stood_by_for_long_has_made_progress() -> None:
+    def lived(seconds: float, *, step: int = 4, **how: Any) -> Restart | GiveUp:
+        return after(
+            Past(4, 2), step=step, lived_s=seconds, max_restarts=2, jitter=0.0, stands_by=True, **how
+        )
+
+    assert lived(STEADY_S, **KILLED) == Restart(0.0, Past(4, 0))
+    assert isinstance(lived(STEADY_S - 1, **KILLED), GiveUp)
+    assert isinstance(lived(STEADY_S, **ERROR), GiveUp)
+    assert lived(1.0, step=5, **KILLED) == Restart(0.0, Past(5, 0))
+
+
 def test_a_wait_has_a_limit_and_a_jitter() -> None:
     how = {"ending": Ending.KILLED, "status": -9, "step": 0, "lived_s": 1.0, "max_restarts": 100}
     decision = after(Past(0, 20), jitter=0.0, **how)
