@@ -17,7 +17,7 @@ from jaxft._launch._output import LogTail, Output, Row
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
-from jaxft._launch._restarts import FIRST_WAIT_S, LONGEST_WAIT_S, STEADY_S
+from jaxft._launch._restarts import FIRST_WAIT_S, STEADY_S, doubled_s
 from jaxft._launch._statuses import AGAIN, DONE
 from jaxft._launch._supervisor import Rules, State, Supervisor
 
@@ -226,7 +226,7 @@ class CoordinatorKeeper:
         if self._due_s is None:
             if time.monotonic() - self._began_s >= STEADY_S:
                 self._ended = 0
-            wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**self._ended)
+            wait_s = doubled_s(FIRST_WAIT_S, self._ended)
             self._ended += 1
             self._due_s = time.monotonic() + wait_s
             self._output.say(

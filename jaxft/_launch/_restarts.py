@@ -14,6 +14,8 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 # Waits differ by up to this share, so that groups which ended together do not all come back at once.
 JITTER = 0.25
+# No wait doubles more often, since a float overflows at 1024: a coordinator may be restarted as often in a day.
+MOST_DOUBLINGS = 64
 ERRORS_IN_A_ROW = 2
 # What commits no steps, a launcher on another host, a spare or a coordinator, has made progress if it lived for so
 # long. But a launcher that gives up after an error of the program has tried that twice.
@@ -86,5 +88,10 @@ def after(
         return GiveUp(
             f"It ended {fruitless} times in a row without a new step (--max-restarts {max_restarts})."
         )
-    wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (fruitless - 1))
+    wait_s = doubled_s(FIRST_WAIT_S, fruitless - 1)
     return Restart(wait_s * (1.0 - JITTER * jitter), replace(past, fruitless=fruitless))
+
+
+def doubled_s(first_s: float, times: int) -> float:
+    """Return a wait that has doubled so many times, up to the limit."""
+    return min(LONGEST_WAIT_S, first_s * 2.0 ** min(times, MOST_DOUBLINGS))

@@ -10,6 +10,7 @@ from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._journal import CoordinatorEnded, Entry
 from jaxft._launch._launcher import CoordinatorKeeper
 from jaxft._launch._processes import Processes
+from jaxft._launch._restarts import LONGEST_WAIT_S
 from tests import patience
 
 # Says that it listens, as a coordinator does, and stays.
@@ -31,6 +32,17 @@ class Told:
 def processes(tmp_path: Path) -> Iterator[Processes]:
     with Processes(tmp_path, cwd=tmp_path) as made:
         yield made
+
+
+def test_a_coordinator_that_never_stays_is_restarted_however_often_it_has_ended(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator, told = Coordinator(processes, COMMAND), Told()
+    keeper = CoordinatorKeeper(coordinator, told, told)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(keeper, "_ended", 5000)
+    coordinator.child.kill()
+    patience.until(lambda: keeper.poll() or told.waits_s, "its end to be seen")
+    assert told.waits_s == [LONGEST_WAIT_S]
 
 
 def test_the_log_of_an_earlier_coordinator_says_nothing_of_this_one(

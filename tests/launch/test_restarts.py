@@ -64,6 +64,13 @@ def test_a_wait_has_a_limit_and_a_jitter() -> None:
     assert 0.7 * LONGEST_WAIT_S < decision.wait_s < 0.8 * LONGEST_WAIT_S
 
 
+def test_a_wait_stays_at_its_limit_however_often_there_is_no_progress() -> None:
+    how = {"ending": Ending.AGAIN, "status": 75, "step": 0, "lived_s": 1.0, "max_restarts": 10**9}
+    for fruitless in (1023, 1024, 1025, 10**6):
+        decision = after(Past(0, fruitless), jitter=0.0, **how)
+        assert decision == Restart(LONGEST_WAIT_S, Past(0, fruitless + 1))
+
+
 def test_an_error_is_tried_twice_without_progress() -> None:
     first = decide(Past(), **ERROR)
     assert first == Restart(1.0, Past(0, 1))
