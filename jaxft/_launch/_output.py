@@ -9,8 +9,12 @@ from typing import IO, Any, Protocol, Self
 
 from jaxft._launch._display import PlainLines, stamp
 
-# More than this of a log is read in one turn only if a line is longer.
+# More than this of a log is read in one turn only at the end of its process.
 MOST_BYTES = 1 << 20
+# More than this of a line is not shown.
+LONGEST_LINE_BYTES = 16 << 10
+# How often a line is shown that is drawn again and again.
+DRAWN_EVERY_S = 5.0
 TABLE_EVERY_S = 0.25
 
 
@@ -130,25 +134,69 @@ def table_of(rows: Sequence[Row]) -> Any:
 
 
 class LogTail:
-    """Reads the new lines of a log file."""
+    """Reads the new lines of a log file.
 
-    def __init__(self, path: Path, start_bytes: int = 0) -> None:
+    A progress bar draws its line again and again, each time after a carriage return. Of these, one is shown every few
+    seconds, and the last.
+    """
+
+    def __init__(
+        self, path: Path, start_bytes: int = 0, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`start_bytes`: where what is new begins."""
         self._path = path
         self._offset_bytes = start_bytes
-        self._rest = b""
+        self._clock = clock
+        self._line = _Line()
+        self._returned = (
+            False  # a carriage return came last: it belongs to a line end, or the line is drawn again
+        )
+        self._drawn: _Line | None = None  # as the line was before it was drawn again; None if that was shown
+        self._shown_s = float("-inf")
 
     def lines(self, *, last: bool = False) -> list[str]:
         """Return the whole new lines; with `last`, also one without an end."""
-        new = self._read(None if last else MOST_BYTES)
-        *lines, self._rest = (self._rest + new).split(b"\n")
-        if last and self._rest:
-            lines, self._rest = [*lines, self._rest], b""
-        return [line.decode(errors="replace") for line in lines]
+        *whole, part = self._read(None if last else MOST_BYTES).split(b"\n")
+        lines: list[str] = []
+        for text in whole:
+            self._add(text)
+            lines.append(self._line.text())
+            self._begin()
+        self._add(part)
+        if last and (self._line.head or self._drawn):
+            lines.append(self._line.text() if self._line.head else str(self._drawn and self._drawn.text()))
+            self._begin()
+        elif self._drawn and self._clock() - self._shown_s >= DRAWN_EVERY_S:
+            lines.append(self._drawn.text())
+            self._drawn, self._shown_s = None, self._clock()
+        return lines
+
+    def _begin(self) -> None:
+        self._line, self._returned, self._drawn = _Line(), False, None
+
+    def _add(self, text: bytes) -> None:
+        """Add to the line, or draw it again."""
+        if not text:
+            return
+        if self._returned:
+            text = b"\r" + text
+        self._returned = text.endswith(b"\r")
+        before, returned, newest = text.rstrip(b"\r").rpartition(b"\r")
+        if returned:
+            _, earlier, drawn = before.rpartition(b"\r")
+            line = _Line() if earlier else self._line
+            line.add(drawn)
+            self._drawn = line if line.head else self._drawn
+            self._line = _Line()
+        self._line.add(newest)
 
     def _read(self, most_bytes: int | None) -> bytes:
         try:
-            if self._path.stat().st_size == self._offset_bytes:
+            size_bytes = self._path.stat().st_size
+            if size_bytes < self._offset_bytes:  # as `copytruncate` of logrotate does it
+                self._offset_bytes = 0
+                self._begin()
+            if size_bytes == self._offset_bytes:
                 return b""
             with self._path.open("rb") as file:
                 file.seek(self._offset_bytes)
@@ -157,3 +205,20 @@ class LogTail:
             return b""
         self._offset_bytes += len(new)
         return new
+
+
+class _Line:
+    """A line of a log so far, up to a limit."""
+
+    def __init__(self) -> None:
+        self.head = b""
+        self._left_out_bytes = 0
+
+    def add(self, text: bytes) -> None:
+        fits = text[: LONGEST_LINE_BYTES - len(self.head)]
+        self.head += fits
+        self._left_out_bytes += len(text) - len(fits)
+
+    def text(self) -> str:
+        more = f" ... ({self._left_out_bytes} more bytes are in the log)" if self._left_out_bytes else ""
+        return self.head.decode(errors="replace") + more

@@ -1,10 +1,20 @@
 import io
+import os
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from jaxft._launch._output import Lines, LogTail, Row, Table, make_output, table_of
+from jaxft._launch._output import (
+    DRAWN_EVERY_S,
+    LONGEST_LINE_BYTES,
+    Lines,
+    LogTail,
+    Row,
+    Table,
+    make_output,
+    table_of,
+)
 
 ROW = Row(group="group-1", state="runs", pids=(7, 8), starts=2, phase="compute", step=41, phase_s=3.4)
 
@@ -73,3 +83,64 @@ def test_a_log_is_read_line_by_line(tmp_path: Path) -> None:
         assert tail.lines() == ["two", ""]
         assert tail.lines(last=True) == ["thr\ufffdee"]
         assert tail.lines(last=True) == []
+
+
+def test_a_line_that_is_drawn_again_and_again_is_shown_now_and_then(tmp_path: Path) -> None:
+    path, now_s = tmp_path / "log", [0.0]
+    tail = LogTail(path, clock=lambda: now_s[0])
+    with path.open("ab", buffering=0) as file:
+
+        def after(text: bytes, *, passed_s: float = 0.0, last: bool = False) -> list[str]:
+            now_s[0] += passed_s
+            file.write(text)
+            return tail.lines(last=last)
+
+        assert after(b"start\n\r10%") == ["start"]
+        assert after(b"\r20%\r30%\r4") == ["30%"]
+        assert after(b"0%\r50%\r60%") == []
+        assert after(b"\r70%", passed_s=DRAWN_EVERY_S) == ["60%"]
+        assert after(b"", passed_s=DRAWN_EVERY_S) == []
+        assert after(b"\r80%\r100%\nnext\n") == ["100%", "next"]
+        assert after(b"1%\r2%\r", passed_s=DRAWN_EVERY_S) == ["1%"]
+        assert after(b"3%", last=True) == ["3%"]
+        assert after(b"1%\r2%\r3%\r", last=True) == ["3%"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_a_line_may_end_with_a_carriage_return_and_a_line_feed(tmp_path: Path, size: int) -> None:
+    path, found = tmp_path / "log", list[str]()
+    tail, text = LogTail(path), b"one\r\n\r\ntwo\r\r\n"
+    with path.open("ab", buffering=0) as file:
+        for start in range(0, len(text), size):
+            file.write(text[start : start + size])
+            found += tail.lines()
+    assert found == ["one", "", "two"]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b""])
+def test_a_line_that_is_too_long_is_shown_in_part_and_not_kept(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "log"
+    tail = LogTail(path)
+    with path.open("ab", buffering=0) as file:
+        for _ in range(5):
+            file.write(b"x" * LONGEST_LINE_BYTES)
+            assert tail.lines() == []
+            assert len(tail._line.head) == LONGEST_LINE_BYTES
+        file.write(end)
+        (line,) = tail.lines(last=True)
+        assert line == "x" * LONGEST_LINE_BYTES + f" ... ({4 * LONGEST_LINE_BYTES} more bytes are in the log)"
+        file.write(b"y\n")
+        assert tail.lines() == ["y"]
+
+
+def test_a_log_that_was_cut_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"an old line\n")
+    tail = LogTail(path, path.stat().st_size)
+    with path.open("ab", buffering=0) as file:
+        file.write(b"one\nhal")
+        assert tail.lines() == ["one"]
+        os.truncate(path, 0)
+        assert tail.lines() == []
+        file.write(b"two\n")
+        assert tail.lines() == ["two"]
