@@ -230,6 +230,21 @@ def test_a_group_that_an_operator_drains_is_not_restarted_and_does_not_end_the_o
     assert [event["ending"] for event in running.events("group_ended")] == ["drained", "done"]
 
 
+def test_a_terminal_that_is_closed_drains_the_groups(folder: Path) -> None:
+    ours, theirs = os.openpty()
+    lives = ("drains:1 steps:1 made:up mute",)
+    command = launch_command(folder, *NOWHERE, "--no-warm", program=(*FAKE, *lives))
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL) as process:
+        os.close(theirs)
+        patience.until((folder / "up").exists, "the group to run")
+        os.close(ours)
+        process.send_signal(signal.SIGHUP)  # from the kernel, if it were its session's terminal
+        patience.wait(process)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [one["signal"] for one in events if one["event"] == "drain_began"] == ["SIGHUP"]
+    assert [one["ending"] for one in events if one["event"] == "group_ended"] == ["drained"]
+
+
 def test_a_job_that_ends_while_it_is_drained_is_done(folder: Path) -> None:
     with fakes(folder, lives=("leave:0 steps:1 made:up mute",)) as running:
         running.until_file("up")
