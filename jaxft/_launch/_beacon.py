@@ -8,6 +8,7 @@ stand, which its supervisor wants to know before it kills it.
 import contextlib
 import faulthandler
 import functools
+import logging
 import os
 import signal
 import threading
@@ -28,6 +29,8 @@ VARIABLE = "JAXFT_PHASE_FILE"
 OUTSIDE = "outside"
 TOUCH_EVERY_S = 1.0
 
+_log = logging.getLogger("jaxft")
+
 
 @functools.cache
 def beacon_of_process() -> "Beacon | None":
@@ -40,7 +43,9 @@ class Beacon:
     """Tells the supervisor about this process, until the process ends."""
 
     def __init__(self, file: Path) -> None:
-        self._words = WordFile(file)
+        self._file = file
+        self._words: WordFile | None = None
+        self._has_failed = threading.Lock()  # taken at the first failure, and never released
         self._first_t_s = time.time()
         self._members = 0
         self._applies: int | None = None  # the step that it applies
@@ -48,6 +53,7 @@ class Beacon:
         follow(self._tell)
         if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             faulthandler.register(signal.SIGUSR2, all_threads=True)
+        self._try(WordFile.touch)
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
 
     def watching(self, engine: Engine, members: Callable[[], int]) -> "Watched":
@@ -82,12 +88,26 @@ class Beacon:
             members=self._members,
             committed=self._committed,
         )
-        self._words.write(word)
+        self._try(lambda words: words.write(word))
 
     def _touch(self) -> None:
         while True:
-            self._words.touch()
+            self._try(WordFile.touch)
             time.sleep(TOUCH_EVERY_S)
+
+    def _try(self, act: Callable[[WordFile], None]) -> None:
+        """Write to the file. A disk that is full ends no training: only the supervisor reads it."""
+        try:
+            if self._words is None:
+                self._words = WordFile(self._file)
+            act(self._words)
+        except OSError as error:
+            if self._has_failed.acquire(blocking=False):
+                _log.warning(
+                    "[jaxft] cannot write to %s, where this process tells its supervisor its phase: %s. It goes on. "
+                    "The supervisor restarts it if that lasts longer than --deadlines allows.",
+                    *(self._file, error),
+                )
 
 
 class Watched:

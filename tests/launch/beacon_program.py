@@ -25,6 +25,8 @@ class Engine:
         self._within()
         logging.getLogger("jaxft").debug("apply step %d", self.step)
         self.step += 1
+        sys.stdout.write(f"took step {self.step}\n")
+        sys.stdout.flush()
         return state, None
 
 
@@ -53,6 +55,7 @@ def main(what: str) -> None:
     assert isinstance(beacon, Beacon)
     assert beacon_of_process() is beacon
     if what == "broken":
+        assert beacon._words is not None
         os.close(beacon._words._file)
     if what == "heals":
         heal()

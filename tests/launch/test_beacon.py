@@ -18,13 +18,13 @@ pytestmark = pytest.mark.processes
 
 
 @contextlib.contextmanager
-def program(folder: Path, what: str) -> Iterator[subprocess.Popen[bytes]]:
+def program(folder: Path, what: str, file: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, str(PROGRAM), what],
             stdout=log,
             stderr=log,
-            env={**os.environ, "JAXFT_PHASE_FILE": str(folder / "phase")},
+            env={**os.environ, "JAXFT_PHASE_FILE": str(file or folder / "phase")},
         )
     try:
         yield process
@@ -86,8 +86,24 @@ def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
-def test_a_beacon_that_fails_says_so_and_falls_silent(tmp_path: Path) -> None:
-    """Its supervisor then restarts the group."""
-    with program(tmp_path, "broken") as process:
-        patience.until(lambda: "Bad file descriptor" in log(tmp_path), "its error")
-        assert patience.wait(process) != 0
+@pytest.mark.parametrize(
+    ("what", "file", "why"),
+    [
+        ("train", "/dev/full", ""),  # who may not touch that gets another error first
+        ("train", "no-such-folder/phase", "No such file or directory"),
+        ("broken", "phase", "Bad file descriptor"),
+    ],
+)
+def test_a_beacon_that_cannot_write_says_so_once_and_training_goes_on(
+    tmp_path: Path, what: str, file: str, why: str
+) -> None:
+    with program(tmp_path, what, tmp_path / file) as process:
+        patience.until(
+            lambda: "took step 7" in log(tmp_path) or process.poll() is not None,
+            "steps",
+            context=lambda: log(tmp_path),
+        )
+        assert process.poll() is None, log(tmp_path)
+    (said,) = [line for line in log(tmp_path).splitlines() if "cannot write to" in line]
+    assert why in said
+    assert "Traceback" not in log(tmp_path)
