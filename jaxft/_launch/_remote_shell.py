@@ -68,6 +68,8 @@ def tell_drained(file: Path) -> None:
     now_t_s = time.time()
     word = {"phase": "drained", "step": 0, "t_s": now_t_s, "first_t_s": now_t_s}
     text = json.dumps(word).encode().ljust(242)
+    # Until now it was empty for as long as the job runs, so what clears temporary folders may have removed it.
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(text + b"%08x" % zlib.crc32(text))
 
 

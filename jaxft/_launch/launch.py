@@ -46,6 +46,7 @@ from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
 from jaxft._launch._ranks import Member, cache_in, dealt
 from jaxft._launch._remote_shell import ALL_DRAINED
+from jaxft._launch._statuses import ERROR
 from jaxft._launch._supervisor import Rules
 from jaxft._launch._unblocked import unblocked
 
@@ -137,11 +138,18 @@ def run_launch(
             ladder_of=lambda member: ladder_of(options, member),
         )
         status = launcher.run(signals)
-        if options.attached and launcher.all_drained:
-            status = ALL_DRAINED
+        if options.attached:
+            status = attached_status(status, all_drained=launcher.all_drained)
         journal.write(LaunchEnded(status=status))
         output.say(f"ends with exit status {status}")
         return status
+
+
+def attached_status(status: int, *, all_drained: bool) -> int:
+    """Return what a launcher on another host ends with. The status of a program must not say that it was drained."""
+    if all_drained:
+        return ALL_DRAINED
+    return ERROR if status == ALL_DRAINED else status
 
 
 def _own_coordinator(

@@ -28,7 +28,7 @@ from jaxft._launch._hosts import (
 from jaxft._launch._options import LaunchOptions, check_options
 from jaxft._launch._phase_file import DRAINED, read_word
 from jaxft._launch._ranks import free_ports
-from jaxft._launch._remote_shell import tell_drained
+from jaxft._launch._remote_shell import ALL_DRAINED, tell_drained
 from jaxft._launch.launch import remote_members
 from tests import patience
 from tests.launch.launches import FAKE, Launch, fakes, is_alive, launch
@@ -240,7 +240,7 @@ def test_a_group_of_two_hosts_has_the_ranks_of_both(folder: Path) -> None:
     assert len(meetings) == 1
 
 
-@pytest.mark.parametrize(("status", "ends"), [(75, 75), (78, 78), (3, 3)])
+@pytest.mark.parametrize(("status", "ends"), [(75, 75), (78, 78), (3, 3), (ALL_DRAINED, 1)])
 def test_what_the_other_launcher_ends_with_is_understood(folder: Path, status: int, ends: int) -> None:
     words = (*hosts("a"), "--max-restarts", "0")
     with fakes(folder, *words, lives=(f"exit:{status}",)) as running:
@@ -392,9 +392,11 @@ def test_the_remote_shell_says_that_it_is_still_there(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_what_the_remote_shell_writes_of_a_drain_is_a_phase(tmp_path: Path) -> None:
-    tell_drained(tmp_path / "phase")
-    word = read_word(tmp_path / "phase")
+@pytest.mark.parametrize("folder", [".", "removed", "removed/with/its/parents"])
+def test_what_the_remote_shell_writes_of_a_drain_is_a_phase(tmp_path: Path, folder: str) -> None:
+    """Its folder is empty until then, and may have been removed."""
+    tell_drained(tmp_path / folder / "phase")
+    word = read_word(tmp_path / folder / "phase")
     assert word is not None
     assert word.phase == DRAINED
 
