@@ -77,6 +77,7 @@ class Life:
         self._clock = WatchClock()
         self._first_end_s: float | None = None
         self._kill_rest_at_s: float | None = None
+        self._rest_leaves_until_s = 0.0
         self.overdue: Overdue | None = None
         self.step = 0
         self.committed = 0  # the steps behind the last one that it took part in, unlike one that it healed to
@@ -159,17 +160,24 @@ class Life:
         lasted_s = 0.0 if self._first_end_s is None else now_s - self._first_end_s
         return Overdue(END, self.step, lasted_s, deadlines[END]) if lasted_s > deadlines[END] else None
 
-    def terminate(self) -> None:
-        """Send SIGTERM to all."""
+    def terminate(self, *, within_s: float) -> None:
+        """Send SIGTERM to all, and to what they have started.
+
+        That has as long to end: a shell around a program ends at once, while the program finishes its step.
+        """
+        self._rest_leaves_until_s = time.monotonic() + within_s
         for one in self.ranks:
             one.child.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL to all that still run."""
+        """Send SIGKILL to all that still run; what they have started ends with them."""
+        self._kill_rest_at_s = self._rest_leaves_until_s = 0.0
         self._fate.kill()
 
     def end_rest(self) -> tuple[bool, list[int]]:
-        """Once it is over, end what its processes have started, a moment later: that may hold devices and ports.
+        """Once it is over, end what its processes have started, which may hold devices and ports.
+
+        That has a moment to end by itself, or the time for which `terminate` was called.
 
         Returns:
             whether nothing is left, and the processes that were killed for that.
@@ -179,7 +187,7 @@ class Life:
             return True, []
         if self._kill_rest_at_s is None:
             self._kill_rest_at_s = time.monotonic() + REST_TIMEOUT_S
-        if time.monotonic() < self._kill_rest_at_s:
+        if time.monotonic() < max(self._kill_rest_at_s, self._rest_leaves_until_s):
             return False, []
         for one in self.ranks:
             one.child.kill_rest()

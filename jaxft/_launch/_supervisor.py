@@ -161,7 +161,7 @@ class Supervisor:
         self._restarts = False
         self._drains = True
         if self.life is not None and self.state is State.RUNNING:
-            self.life.terminate()
+            self.life.terminate(within_s=self._rules.drain_timeout_s)
 
     def retire(self) -> None:
         """Drain this group alone, as an operator does: the launch goes on. It is killed if it takes too long."""
@@ -169,7 +169,7 @@ class Supervisor:
         self._retires = True
         self._kill_at_s = time.monotonic() + self._rules.drain_timeout_s
         if self.life is not None and self.state is State.RUNNING:
-            self.life.terminate()
+            self.life.terminate(within_s=self._rules.drain_timeout_s)
 
     def climb(self) -> None:
         """Drain this group and start it again with more devices, if a higher rung has enough by now."""
@@ -185,7 +185,7 @@ class Supervisor:
             f"{self.name} has more devices than it uses: it finishes its step and starts again with them"
         )
         self._write(GroupClimbs(group=self.name, life=life.number))
-        life.terminate()
+        life.terminate(within_s=self._rules.drain_timeout_s)
 
     def strike(self) -> None:
         """Kill the group's current life. It is restarted like any group that was killed."""

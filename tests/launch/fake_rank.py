@@ -8,7 +8,8 @@ A LIFE is a list of words: `steps:N` commits N steps; `phase:NAME:STEP` tells a 
 `members:N` is how many groups took part from now on;
 `kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `aged` gives that file the time that it would have
 if the machine's clock had been set forward since; `mute` waits forever; `leave:STATUS` ends with that on SIGTERM;
-`drains:STEP` is drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD`
+`drains:STEP` is drained on SIGTERM; `finishes:NAME` waits for a file in FOLDER on SIGTERM, makes `finished` there and
+ends with 75; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD`
 for that group.
 """
 
@@ -93,6 +94,14 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
                 sys.exit(0)
 
             signal.signal(signal.SIGTERM, drain)
+        case ["finishes", name]:
+
+            def finish(number: int, frame: object) -> None:
+                do("gate", name, folder=folder, file=file, began_s=began_s)
+                (folder / "finished").touch()
+                sys.exit(75)
+
+            signal.signal(signal.SIGTERM, finish)
         case ["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case _:

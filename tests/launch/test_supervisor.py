@@ -2,21 +2,21 @@
 
 import errno
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxft._launch import _restarts, _supervisor
+from jaxft._launch import _life, _restarts, _supervisor
 from jaxft._launch._fate import Fate
 from jaxft._launch._journal import Entry, GroupEnded, GroupRestarts, RankEnded
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._supervisor import Rules, Supervisor
 from tests import patience
-from tests.launch.launches import FAKE
+from tests.launch.launches import FAKE, is_alive
 
 pytestmark = pytest.mark.processes
 
@@ -35,12 +35,19 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield made
 
 
-def supervisor(processes: Processes, told: Told, *command: str, warm: bool, nproc: int = 1) -> Supervisor:
+def supervisor(
+    processes: Processes,
+    told: Told,
+    *command: str,
+    warm: bool,
+    nproc: int = 1,
+    drain_timeout_s: float = 60.0,
+) -> Supervisor:
     return Supervisor(
         Member(name="group-0", coordinator="localhost:1", nproc=nproc),
         command,
         processes,
-        Rules(warm=warm),
+        Rules(warm=warm, drain_timeout_s=drain_timeout_s),
         phases=processes.folder,
         write=told.entries.append,
         say=told.said.append,
@@ -119,3 +126,53 @@ def test_a_group_that_can_never_be_started_is_given_up(
     patience.until(lambda: one.poll() or one.over, "it to be given up")
     assert one.state is _supervisor.State.GIVEN_UP
     assert "can't start new thread" in told.said[0]
+
+
+# A shell that ends at once on SIGTERM, around a program that does not.
+WRAPPED = ("sh", "-c", '"$@"; exit 3', "wrapper", *FAKE)
+
+
+def wrapped(processes: Processes, life: str, *, drain_timeout_s: float = 600.0) -> tuple[Supervisor, int]:
+    """Start a shell around a program; return its supervisor, and the number of the program's process."""
+    one = supervisor(processes, Told(), *WRAPPED, life, warm=False, drain_timeout_s=drain_timeout_s)
+    patience.until(lambda: one.poll() or (processes.folder / "up").exists(), "the program to run")
+    return one, int((processes.folder / "group-0.0.starts").read_text())
+
+
+def poll_after_its_shell(one: Supervisor) -> None:
+    """Let the supervisor look several times after the shell has ended."""
+    assert one.life is not None
+    assert one.life.ranks[0].child.wait(patience.FAR_S)
+    for _ in range(5):
+        one.poll()
+
+
+@pytest.mark.parametrize("drain", [Supervisor.drain, Supervisor.retire])
+def test_a_program_in_a_shell_finishes_its_step_in_a_drain(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, drain: Callable[[Supervisor], None]
+) -> None:
+    monkeypatch.setattr(_life, "REST_TIMEOUT_S", 0.0)
+    one, pid = wrapped(processes, "finishes:go steps:1 made:up mute")
+    drain(one)
+    poll_after_its_shell(one)
+    assert is_alive(pid)
+    assert not one.over
+    (processes.folder / "go").touch()
+    patience.until(lambda: one.poll() or one.over, "its end")
+    assert (processes.folder / "finished").exists()
+
+
+@pytest.mark.parametrize("drain", [Supervisor.drain, Supervisor.retire])
+@pytest.mark.parametrize("late", [True, False])
+def test_a_program_in_a_shell_that_does_not_leave_is_killed(
+    processes: Processes, drain: Callable[[Supervisor], None], late: bool
+) -> None:
+    """At the end of the drain, or when its launcher wants to end at once."""
+    one, pid = wrapped(processes, "deaf steps:1 made:up mute", drain_timeout_s=0.0 if late else 600.0)
+    drain(one)
+    poll_after_its_shell(one)
+    if not late:
+        assert is_alive(pid)
+        one.kill()
+    patience.until(lambda: one.poll() or one.over, "its end")
+    patience.until(lambda: not is_alive(pid), "the program to end")
