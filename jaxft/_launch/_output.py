@@ -1,12 +1,11 @@
 """What a launch shows: lines, and on a terminal also a table of its groups."""
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self, cast
+from typing import IO, Any, Protocol, Self
 
 from jaxft._launch._display import PlainLines, stamp
 
@@ -74,17 +73,13 @@ class Lines(PlainLines):
 
 
 class Table:
-    """Lines, and below them a table that is updated in place.
-
-    What the terminal does not take is lost.
-    """
+    """Lines, and below them a table that is updated in place."""
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        terminal = cast("IO[str]", _Terminal(stream))
-        self._console = Console(file=terminal, highlight=False)
+        self._console = Console(file=stream, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._began_s = time.monotonic()
         self._drawn_s = float("-inf")
@@ -112,25 +107,6 @@ class Table:
 
     def _print(self, text: str, style: str | None = None) -> None:
         self._console.print(text, markup=False, soft_wrap=True, style=style)
-
-
-class _Terminal:
-    """A terminal that may be closed: SIGHUP then drains the groups, and no error of a write may end that sooner."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):  # EIO, once it is closed: no one is left who could read why
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):  # as above
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def table_of(rows: Sequence[Row]) -> Any:

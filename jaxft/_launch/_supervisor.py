@@ -381,7 +381,7 @@ class Supervisor:
             lived_s=lived_s,
             max_restarts=self._rules.max_restarts,
             jitter=random.random(),
-            stands_by=life.member.spare,
+            stands_by=self.member.spare,
         )
         if isinstance(decision, GiveUp):
             self.state = State.GIVEN_UP

@@ -1,4 +1,3 @@
-import errno
 import io
 import os
 from pathlib import Path
@@ -52,43 +51,6 @@ def test_a_terminal_has_a_table() -> None:
     shown = text_of(stream)
     assert "[group-1] [bold]loss" in shown
     assert "compute" in shown
-
-
-class Closed(Terminal):
-    """A terminal that is closed: it raises where a real one does, in a write or in the flush after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.failing = {"write", "flush"}
-
-    def write(self, text: str) -> int:
-        return self._unless("write") or super().write(text)
-
-    def flush(self) -> None:
-        self._unless("flush")
-
-    def _unless(self, what: str) -> int:
-        if what in self.failing:
-            raise OSError(errno.EIO, "Input/output error")
-        return 0
-
-
-@pytest.mark.parametrize("what", ["write", "flush"])
-@pytest.mark.parametrize("later", [False, True])
-def test_a_terminal_that_is_closed_ends_no_launch(what: str, later: bool) -> None:
-    stream = Closed()
-    stream.failing = set() if later else {what}
-    with make_output(stream) as output:
-        assert isinstance(output, Table)
-        output.show(lambda: [ROW])
-        stream.failing = {what}
-        output.say("one")
-        output.pass_on("group-1", "loss 3.2")
-        output._drawn_s = float("-inf")
-        output.show(lambda: [ROW])
-    stream.failing = set()
-    output.say("the last")
-    assert text_of(stream).count("the last") == 1
 
 
 def test_a_terminal_without_rich_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
