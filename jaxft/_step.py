@@ -1,5 +1,6 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxft._errors import ConfigurationError, StepError
+from jaxft._errors import ConfigurationError, JaxftError, StepError
 from jaxft._manager import Manager
 from jaxft._numbers import whole
 from jaxft._programs._axis import Axis
@@ -320,7 +321,8 @@ class Step:
             call = Call(programs, batch_for, self._shards, self._nonfinite)
             given = self._leaves(programs, state)
         except BaseException:
-            self._engine.loop.not_called()
+            with contextlib.suppress(JaxftError):  # outside of a job there is no loop
+                self._engine.loop.not_called()
             raise
         self._returned = False
         leaves, metrics = self._engine.run(call, given)

@@ -38,7 +38,7 @@ class Joining:
         self._settings: Mapping[str, str] = {}
         self._first: OneStep | None = None
         self._shards: int | None = None
-        self._heals_only = False  # what the coordinator was told last
+        self._heals_only = False  # as last reported
 
     @property
     def started(self) -> bool:
