@@ -16,7 +16,7 @@ from jaxft._checkpoints import _folder, _orbax
 from jaxft._checkpoints._group import Group, OneProcess
 from jaxft._checkpoints._host import HostCopy
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, digest_like, leaves_of
-from jaxft._checkpoints._parts import PartsCopy
+from jaxft._checkpoints._parts import PartsCopy, check_storable
 from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._reading import agreed, read, read_manifest
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
@@ -117,6 +117,14 @@ class Checkpoints:
         """
         return turn(self._folder, timeout_s=timeout_s) if self.steps() else contextlib.nullcontext(True)
 
+    def check(self, state: Any) -> None:
+        """Check that a checkpoint can hold such a state, whose values do not matter.
+
+        Raises:
+            ConfigurationError: two leaves would have the same name on disk, or there is no leaf.
+        """
+        check_storable(state)
+
     def restore(
         self,
         like: Any,
@@ -144,10 +152,11 @@ class Checkpoints:
 
         Raises:
             ConfigurationError: the checkpoint is of another job, of another model, or of other settings; the message
-                says what differs.
+                says what differs. Or `check` refuses the state.
             CannotRestore: there are checkpoints, and all are damaged. Training does not start from scratch by itself.
         """
         check_changed(changed)
+        self.check(like)
         group = group or OneProcess()
         found: list[int] = []
         for step in self._newest_first(group):
@@ -247,7 +256,11 @@ class Checkpoints:
             group: the processes that hold the state; all of them call this, and each writes what it holds. None: this
                 one.
             digest: if there are several, starts the digest of the state on its devices.
+
+        Raises:
+            ConfigurationError: `check` refuses the state.
         """
+        self.check(state)
         group = group or OneProcess()
         if group.choose("skip the save", self._thread is not None and self._thread.is_alive()):
             if group.rank == 0:

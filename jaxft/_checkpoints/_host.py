@@ -5,7 +5,8 @@ tuples (`skeleton`): a node of another class may accept only what `jax.jit` make
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxft._arrays._leaf_types import is_key, type_of
+from jaxft._errors import ConfigurationError
 
 _Piece = tuple[tuple[slice, ...], np.ndarray]
 
@@ -51,7 +53,11 @@ class HostCopy:
 
 
 def skeleton(state: Any) -> Any:
-    """A state as dicts, lists and tuples of the numbers of its leaves. A node of another class becomes a dict."""
+    """A state as dicts, lists and tuples of the numbers of its leaves. A node of another class becomes a dict.
+
+    Raises:
+        ConfigurationError: two keys of such a node are the same as text.
+    """
     return _skeleton(state, itertools.count())
 
 
@@ -66,10 +72,18 @@ def _skeleton(node: Any, numbers: Iterator[int]) -> Any:
         return next(numbers)
     if node is None:
         return None
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): _skeleton(child, numbers)
-        for path, child in children
-    }
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in children]
+    if twice := repeated(names):
+        raise ConfigurationError(
+            f"Two children of a {type(node).__name__} in the state have the same key as text, {twice!r}, "
+            "so that a checkpoint cannot tell them apart: rename one of them."
+        )
+    return {name: _skeleton(child, numbers) for name, (_, child) in zip(names, children, strict=True)}
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name, in their order as text, that is there twice; None if there is none."""
+    return next((one for one, other in pairwise(sorted(names)) if one == other), None)
 
 
 def filled(numbers: Any, arrays: Sequence[Any]) -> Any:

@@ -1,8 +1,7 @@
 """What one process of several holds of a state, in host memory, to be saved with what the others hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -12,7 +11,8 @@ from jaxft._arrays._device_digest import PendingDigest
 from jaxft._arrays._lanes import Part
 from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._pieces import Pieces
-from jaxft._checkpoints._host import begin_copy, on_host, skeleton
+from jaxft._checkpoints._host import begin_copy, on_host, repeated, skeleton
+from jaxft._errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,36 @@ class Stored:
 
 def stored_arrays(state: Any) -> list[Stored]:
     """The arrays of a state, in the order of its leaves."""
-    names: dict[int, str] = {}
-    for path, number in jax.tree_util.tree_leaves_with_path(skeleton(state)):
-        names[number] = jax.tree_util.keystr(path, simple=True, separator=".")
-    return [Stored(names[number], type_of(leaf)) for number, leaf in enumerate(jax.tree.leaves(state))]
+    return [
+        Stored(name, type_of(leaf)) for name, leaf in zip(_names(state), jax.tree.leaves(state), strict=True)
+    ]
 
 
-def check_names(arrays: Sequence[Stored]) -> None:
-    """Raise ValueError if two arrays have the same name on disk."""
-    found = sorted(one.name for one in arrays)
-    if same := [one for one, other in pairwise(found) if one == other]:
-        raise ValueError(
-            f"two leaves of the state have the name {same[0]!r} on disk, where the keys of a path are joined by "
-            "dots: rename one of them"
+def _names(state: Any) -> list[str]:
+    """The name on disk of each leaf."""
+    names = {
+        number: jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, number in jax.tree_util.tree_leaves_with_path(skeleton(state))
+    }
+    return [names[number] for number in range(len(names))]
+
+
+def check_storable(state: Any) -> None:
+    """Check that a checkpoint can hold a state.
+
+    Raises:
+        ConfigurationError: two leaves have the same name on disk, or there is nothing to store.
+    """
+    names = _names(state)
+    if not names:
+        raise ConfigurationError(
+            "The state has no array, so that there is nothing to save in a checkpoint. Pass the state that the step "
+            "returns, or leave out `checkpoints=`."
+        )
+    if twice := repeated(names):
+        raise ConfigurationError(
+            f"Two leaves of the state have the name {twice!r} on disk, where the keys of a path are joined by dots: "
+            "rename one of them."
         )
 
 

@@ -16,7 +16,7 @@ from jaxft._checkpoints._description import STATE, describe
 from jaxft._checkpoints._group import Group
 from jaxft._checkpoints._host import HostCopy, filled, with_keys
 from jaxft._checkpoints._manifest import Manifest, short_digest
-from jaxft._checkpoints._parts import PartsCopy, check_names
+from jaxft._checkpoints._parts import PartsCopy
 
 _log = logging.getLogger("jaxft")
 
@@ -120,7 +120,6 @@ def _write_parts(state: Path, copy: PartsCopy, rank: int) -> None:
             f"rank {rank} does not see the folder {str(state)!r}, which rank 0 has made: put the checkpoints on a "
             "file system that all processes share"
         )
-    check_names(copy.arrays)
     _zarr.write_parts(state, rank, copy.arrays, copy.take())
     # Rank 0 syncs all of them, but cannot sync what another host still holds in memory.
     _folder.sync(_zarr.own_folder(state, rank))

@@ -42,6 +42,7 @@ class Saving:
     def restore(self, state: Any, changed: Collection[str]) -> Any:
         """Return the state of the newest checkpoint, or `state` (see `Manager.restore`)."""
         self._changed, self._asked = changed, True
+        self._check_state(state)
         self._frontier_step, held = self._session.frontier  # rank 0 alone knows them
         if self._ranks.decide("heal instead of reading a checkpoint", held):
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
@@ -107,12 +108,20 @@ class Saving:
         self._restored, self.history, self._held.step = found, found.history, found.step
         return found.state
 
+    def _check_state(self, state: Any) -> None:
+        """Refuse a state that no checkpoint can hold, before training and not at its first save."""
+        if self._config.checkpoints is not None:
+            self._config.checkpoints.check(state)
+
     def check(self, present: Mapping[str, str]) -> None:
         """Compare the step with the one that the checkpoint was saved with, and keep it for later checkpoints.
 
         Raises:
-            ConfigurationError: they differ in something that was not changed on purpose.
+            ConfigurationError: they differ in something that was not changed on purpose, or no checkpoint can hold
+                the state.
         """
+        if self._held.programs is not None:
+            self._check_state(self._held.programs.unflatten(self._held.leaves))
         self._settings = {name: value for name, value in present.items() if name in LATER}
         if self._restored is None or self._restored.settings is None:
             return

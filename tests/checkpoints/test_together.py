@@ -205,14 +205,6 @@ def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.unoptimized
-def test_two_leaves_of_the_same_name_are_refused(tmp_path: Path) -> None:
-    state = {"a.b": jnp.ones(3), "a": {"b": jnp.zeros(3)}}
-    first, second = save_by_two(tmp_path, 5, state)
-    assert "two leaves of the state have the name 'a.b' on disk" in str(first)
-    assert "rename one of them" in str(second)
-
-
-@pytest.mark.unoptimized
 def test_a_flipped_bit_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Orbax is content; the arrays are those of another step."""
     save_by_two(tmp_path, 5, divided(of_optax(5)))

@@ -1,0 +1,100 @@
+"""A state that a checkpoint cannot hold is refused before anything is written, not found out when it is restored."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxft import Checkpoints, ConfigurationError
+from jaxft._checkpoints._group import OneProcess
+from jaxft._ranks._ranks import OneRank
+from jaxft._replica._config import GroupConfig
+from jaxft._replica._saving import Saving
+
+from .states import PATIENCE_S, same
+
+ONE, OTHER = jnp.ones(3), jnp.zeros(3)
+
+
+class Several(OneProcess):
+    size = 2
+
+
+NOT_STORABLE: dict[str, tuple[Any, str]] = {
+    "a dot in a key": ({"a.b": ONE, "a": {"b": OTHER}}, r"the name 'a\.b' on disk.*rename one"),
+    "of different shapes": ({"a.b": ONE, "a": {"b": jnp.zeros((2, 2))}}, r"the name 'a\.b' on disk"),
+    "a number in a list": ({"a.0": ONE, "a": [OTHER]}, r"the name 'a\.0' on disk"),
+    "deep below": ([{"x": {"a.b": {"c": ONE}, "a": {"b.c": OTHER}}}], r"the name '0\.x\.a\.b\.c' on disk"),
+    "a number and its text": (
+        {"x": OrderedDict[Any, Any]([(1, ONE), ("1", OTHER)])},
+        r"Two children of a OrderedDict in the state have the same key as text, '1'.*rename one",
+    ),
+    "subtrees of the same key": (
+        OrderedDict[Any, Any]([(1, {"x": ONE}), ("1", {"y": OTHER})]),
+        "have the same key as text, '1'",
+    ),
+    "nothing": ({}, "no array.*leave out `checkpoints=`"),
+    "nothing but None": ({"a": None, "b": []}, "no array"),
+}
+
+
+@pytest.mark.parametrize("group", [OneProcess(), Several()], ids=["one process", "several"])
+@pytest.mark.parametrize("what", NOT_STORABLE)
+def test_it_is_refused_before_anything_is_written(what: str, group: OneProcess, tmp_path: Path) -> None:
+    state, error = NOT_STORABLE[what]
+    checkpoints = Checkpoints(tmp_path / "saved")
+    with pytest.raises(ConfigurationError, match=error):
+        checkpoints.save(5, state, job="docs", history=7, group=group)
+    with pytest.raises(ConfigurationError, match=error):
+        checkpoints.restore(state, job="docs", group=group)
+    checkpoints.finish(PATIENCE_S)
+    assert not list(tmp_path.iterdir())
+
+
+class Held:
+    """What a step holds when its first call is prepared."""
+
+    step = 0
+
+    def __init__(self, state: Any) -> None:
+        self.programs = self
+        self.leaves, self._tree = jax.tree.flatten(state)
+
+    def unflatten(self, leaves: list[Any]) -> Any:
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+@pytest.mark.parametrize("what", NOT_STORABLE)
+def test_a_group_refuses_it_with_its_first_step_and_when_it_restores(what: str, tmp_path: Path) -> None:
+    state, error = NOT_STORABLE[what]
+    config = GroupConfig(coordinator="[::1]:1", group="group", checkpoints=Checkpoints(tmp_path))
+    session: Any = None
+    held: Any = Held(state)
+    saving = Saving(config, session, OneRank(), held)
+    with pytest.raises(ConfigurationError, match=error):
+        saving.check({})
+    with pytest.raises(ConfigurationError, match=error):
+        saving.restore(state, ())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"a.b": ONE, "a": {"c": OTHER}},
+        {"a/b": ONE, "a": {"b": OTHER}},
+        {"": ONE, "..": {"..": OTHER}},
+        OrderedDict[Any, Any]([(1, ONE), ("2", OTHER)]),
+        {"none": None, "empty": jnp.zeros((0, 2))},
+    ],
+    ids=["a dot", "a slash", "no letters", "a number", "empty"],
+)
+def test_names_that_differ_are_stored(state: Any, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, state, job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    restored = checkpoints.restore(jax.tree.map(jnp.zeros_like, state), job="docs")
+    assert restored is not None
+    assert same(restored.state, state)
