@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxft._arrays._device_digest import PendingDigest
-from jaxft._checkpoints import _folder, _orbax
+from jaxft._checkpoints import _folder, _marks, _orbax
 from jaxft._checkpoints._group import Group, OneProcess
 from jaxft._checkpoints._host import HostCopy
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, digest_like, leaves_of
@@ -94,7 +94,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._saving = 0  # the step that the thread saves
         self._saves = 0  # so many were begun
-        self._damaged: set[int] = set()
+        self._damaged: dict[int, _marks.Seen] = {}  # by step, what this group could not read
 
     @property
     def folder(self) -> Path:
@@ -137,7 +137,8 @@ class Checkpoints:
         """Read the newest intact checkpoint.
 
         A checkpoint that cannot be read, or whose digest differs from that of the saved state, is skipped with a
-        warning, and the one before it is tried. Unfinished checkpoints are ignored.
+        warning, and the one before it is tried. It is marked, unless the fault may be that of this host, so that
+        whichever group saves next replaces it, or does not count it. Unfinished checkpoints are ignored.
 
         Args:
             like: a state with the wanted structure, shapes, dtypes and shardings; its values do not matter. The
@@ -161,17 +162,33 @@ class Checkpoints:
         found: list[int] = []
         for step in self._newest_first(group):
             found.insert(0, step)
-            try:
-                return self._read(step, like, job, settings, changed, group)
-            except Damaged as error:
-                self._damaged.add(step)
-                _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
+            with _marks.held(self._folder / str(step)) as folder:
+                try:
+                    restored = self._read(step, like, job, settings, changed, group)
+                except Damaged as error:
+                    _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
+                    self._remember(step, folder, group)
+                    continue
+                if folder is not None and not group.rank:
+                    _marks.unmark(folder)
+                return restored
         if not found:
             return None
         raise CannotRestore(
             f"All checkpoints in {str(self._folder)!r} are damaged (steps {', '.join(map(str, found))}); the log "
             "says why. Restore an intact one from a backup, or move them away to start the job from scratch."
         )
+
+    def _remember(self, step: int, folder: int | None, group: Group) -> None:
+        """Note that a checkpoint is damaged, and mark it for all groups unless the fault may be that of a host."""
+        here = _marks.unreadable(folder, group.got_on, rank=group.rank, size=group.size)
+        anywhere = group.agree("read the files of the damaged checkpoint", here)
+        if folder is None:
+            return
+        if not anywhere and not group.rank:
+            _marks.mark(folder)
+        with contextlib.suppress(OSError):  # the folder is gone: then there is nothing to replace
+            self._damaged[step] = _marks.seen(folder)
 
     def _newest_first(self, group: Group) -> Iterator[int]:
         """The steps that have a complete checkpoint, as rank 0 sees them."""
@@ -245,7 +262,7 @@ class Checkpoints:
 
         The caller waits for one copy to host memory; the writing goes on in the background. A failure is logged as an
         error, and the next due step is saved. While the previous save is still running, a new one is skipped with a
-        warning. A step that already has a complete checkpoint is not saved again.
+        warning. A step that already has a checkpoint, not known to be damaged, is not saved again.
 
         Args:
             step: the number of committed steps behind the state.
@@ -290,21 +307,24 @@ class Checkpoints:
         self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None
     ) -> Callable[[], None]:
         """Copy a state; return what writes the copy."""
-        folder, keep, damaged = self._folder, self._keep, frozenset(self._damaged)
+        folder, keep, known = self._folder, self._keep, dict(self._damaged)
+
+        def find_damaged() -> frozenset[int]:
+            return _marks.damaged(folder, known)
+
         if group.size == 1:
             whole = HostCopy(state)
-            return lambda: write(folder, manifest, whole, keep=keep, damaged=damaged)
+            return lambda: write(folder, manifest, whole, keep=keep, find_damaged=find_damaged)
         assert digest is not None, "the state of several processes comes with its digest"
         parts, number = PartsCopy(state, digest()), self._saves
         if group.rank:
             return lambda: follow(folder, manifest.step, parts, group, number)
-        return lambda: lead(folder, manifest, parts, group, number, keep=keep, damaged=damaged)
+        return lambda: lead(folder, manifest, parts, group, number, keep=keep, find_damaged=find_damaged)
 
     def _write(self, writing: Callable[[], None], step: int) -> None:
         """The background thread."""
         try:
             writing()
-            self._damaged.discard(step)
         except BaseException as error:  # the top of a thread; a failed save must not end training
             _log.error(
                 "The checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "

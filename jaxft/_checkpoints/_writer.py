@@ -7,7 +7,7 @@ rank 0 completes and publishes it once all have. If one fails, or dies, nothing 
 import dataclasses
 import logging
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 
 from jaxft._arrays._digest import digest_of_leaves
@@ -21,7 +21,9 @@ from jaxft._checkpoints._parts import PartsCopy
 _log = logging.getLogger("jaxft")
 
 
-def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damaged: Set[int]) -> None:
+def write(
+    folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, find_damaged: Callable[[], Set[int]]
+) -> None:
     """Write a checkpoint, unless the step has one, and delete what is older than the `keep` newest.
 
     Args:
@@ -29,12 +31,12 @@ def write(folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, damage
         manifest: the checkpoint's manifest, without the digest.
         copy: the state.
         keep: how many to keep, this one included.
-        damaged: steps whose checkpoints could not be read. They do not count, and are replaced.
+        find_damaged: returns the steps whose checkpoints are known to be damaged. They do not count, and are replaced.
 
     Raises:
         Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.
     """
-    step = manifest.step
+    step, damaged = manifest.step, find_damaged()
     if step in set(_folder.steps(folder)) - damaged:
         return
     # First, because folders of dead writers may be what fills the disk.
@@ -55,7 +57,7 @@ def lead(
     number: int,
     *,
     keep: int,
-    damaged: Set[int],
+    find_damaged: Callable[[], Set[int]],
 ) -> None:
     """In rank 0: as `write`, together with the other processes of the group, which `follow`.
 
@@ -66,7 +68,7 @@ def lead(
         group: the processes.
         number: of the save.
         keep: as in `write`.
-        damaged: as there.
+        find_damaged: as there.
 
     Raises:
         Exception: what the disk or TensorStore raised, here or in another process.
@@ -74,6 +76,7 @@ def lead(
     step, began_ns = manifest.step, time.time_ns()
     begun = False
     try:
+        damaged = find_damaged()
         if step in set(_folder.steps(folder)) - damaged:
             return
         _folder.sweep(folder)

@@ -1,11 +1,16 @@
 """A checkpoint that is damaged is never used, and never silently."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxft import CannotRestore, Checkpoints
+from jaxft._checkpoints import _marks
+from jaxft._checkpoints._group import OneProcess
 
 from .states import PATIENCE_S, of_optax, same, saved
 
@@ -119,3 +124,126 @@ def test_what_is_no_checkpoint_is_not_looked_at(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "20").write_text("a file")
     assert checkpoints.steps() == [5]
+
+
+def damaged_newest(folder: Path, damage: Callable[[Path], None]) -> None:
+    """Checkpoints of the steps 5, 10 and 15, the newest damaged."""
+    saved(folder, 5, 10, 15)
+    damage(folder / "15" / "state" / "manifest.ocdbt")
+
+
+def restored_step(folder: Path) -> int:
+    restored = Checkpoints(folder).restore(of_optax(), job="docs")
+    assert restored is not None
+    assert same(restored.state, of_optax(restored.step))
+    return restored.step
+
+
+def mark_of(folder: Path, step: int) -> Path:
+    return folder / str(step) / ".damaged"
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_another_group_than_its_reader_writes_it_again(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    damaged_newest(tmp_path, damage)
+    assert restored_step(tmp_path) == 10
+    saved(tmp_path, 15)
+    assert restored_step(tmp_path) == 15
+    assert not list(tmp_path.glob("*/.damaged"))
+
+
+def test_another_group_than_its_reader_does_not_count_it(tmp_path: Path) -> None:
+    damaged_newest(tmp_path, cut)
+    assert restored_step(tmp_path) == 10
+    assert saved(tmp_path, 20, keep=2).steps() == [10, 20]
+
+
+def test_the_reader_does_not_delete_what_another_group_has_written_again(tmp_path: Path) -> None:
+    damaged_newest(tmp_path, cut)
+    reader = Checkpoints(tmp_path, keep=2)
+    assert reader.restore(of_optax(), job="docs") is not None
+    saved(tmp_path, 15)
+    reader.save(20, of_optax(20), job="docs", history=7)
+    reader.finish(PATIENCE_S)
+    assert reader.steps() == [15, 20]
+    assert restored_step(tmp_path) == 20
+
+
+def test_a_mark_goes_when_it_can_be_read_after_all(tmp_path: Path) -> None:
+    saved(tmp_path, 5, 10)
+    file = tmp_path / "10" / "state" / "manifest.ocdbt"
+    content = file.read_bytes()
+    cut(file)
+    assert restored_step(tmp_path) == 5
+    assert mark_of(tmp_path, 10).exists()
+    file.write_bytes(content)
+    assert restored_step(tmp_path) == 10
+    assert not mark_of(tmp_path, 10).exists()
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_what_this_host_cannot_read_is_not_marked(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged_newest(tmp_path, cut)
+    whole = os.read
+
+    def failing(descriptor: int, size: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("manifest.ocdbt"):
+            raise OSError(code, os.strerror(code))
+        return whole(descriptor, size)
+
+    monkeypatch.setattr(os, "read", failing)
+    reader = Checkpoints(tmp_path)
+    restored = reader.restore(of_optax(), job="docs")
+    assert restored is not None
+    assert restored.step == 10
+    assert not mark_of(tmp_path, 15).exists()
+    reader.save(15, of_optax(15), job="docs", history=7)
+    reader.finish(PATIENCE_S)
+    assert restored_step(tmp_path) == 15, "for the group itself it is damaged"
+
+
+class OneOfTwo(OneProcess):
+    """A group in which another rank cannot read the files of a checkpoint."""
+
+    def agree(self, what: str, failure: str) -> str:
+        return failure or ("rank 1: PermissionError" if "files of the damaged" in what else "")
+
+
+def test_what_another_rank_cannot_read_is_not_marked(tmp_path: Path) -> None:
+    damaged_newest(tmp_path, cut)
+    restored = Checkpoints(tmp_path).restore(of_optax(), job="docs", group=OneOfTwo())
+    assert restored is not None
+    assert restored.step == 10
+    assert not mark_of(tmp_path, 15).exists()
+
+
+def test_a_mark_gets_into_the_folder_that_was_read_and_not_into_its_successor(tmp_path: Path) -> None:
+    saved(tmp_path, 5)
+    with _marks.held(tmp_path / "5") as folder:
+        assert folder is not None
+        (tmp_path / "5").rename(tmp_path / "old")
+        saved(tmp_path, 5)
+        _marks.mark(folder)
+    assert (tmp_path / "old" / ".damaged").exists()
+    assert not mark_of(tmp_path, 5).exists()
+
+
+def test_a_disk_that_cannot_be_marked_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged_newest(tmp_path, cut)
+    whole: Any = os.open
+
+    def read_only(path: Any, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return whole(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert restored_step(tmp_path) == 10
+    monkeypatch.undo()
+    assert not mark_of(tmp_path, 15).exists()

@@ -111,7 +111,7 @@ def save_by_two(folder: Path, step: int, state: Any, **options: Any) -> list[Bas
     ranks = [Ranks(rank, line) for rank in range(RANKS)]
     halves = [Half(state, rank) for rank in range(RANKS)]
     works = [
-        lambda: lead(folder, manifest, halves[0], ranks[0], 1, keep=keep, damaged=frozenset()),
+        lambda: lead(folder, manifest, halves[0], ranks[0], 1, keep=keep, find_damaged=frozenset),
         lambda: follow(seen, step, halves[1], ranks[1], 1),
     ]
     threads = [threading.Thread(target=run, args=pair) for pair in enumerate(works)]
