@@ -31,7 +31,8 @@ def write(
         manifest: the checkpoint's manifest, without the digest.
         copy: the state.
         keep: how many to keep, this one included.
-        find_damaged: returns the steps whose checkpoints are known to be damaged. They do not count, and are replaced.
+        find_damaged: returns the steps with a checkpoint that is known to be damaged: it does not count, and is
+            replaced.
 
     Raises:
         Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.

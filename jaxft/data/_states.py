@@ -1,6 +1,7 @@
 """States of streams on a disk that all groups share, so that a group that starts later finds its place in them."""
 
 import base64
+import contextlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ class States:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._refused = False
+        self._warned = False
         self.proven = False  # a stream that was restored went on with the batch that it should
 
     def refuse(self, why: str) -> None:
@@ -37,27 +39,48 @@ class States:
         _log.warning("states of streams in %s are not used: %s", self._folder, why)
 
     def save(self, shard: int, kept: Kept) -> None:
-        """Write a state. One that is not JSON and bytes is left out, with one warning."""
-        if self._refused or (path := self._path(shard, kept.position)).exists():
+        """Write a state. One that is not JSON and bytes is left out, and so is one that the disk does not take.
+
+        Each has one warning: a state only saves time later, and is no reason to stop training.
+        """
+        if self._refused:
             return
         try:
             text = json.dumps({"state": kept.state, "digest": kept.digest}, default=_encoded)
         except (TypeError, ValueError) as error:
             self.refuse(str(error))
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        with unfinished.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        path = self._path(shard, kept.position)
+        try:
+            if not path.exists():
+                _write(path, text)
+                self._forget_old(shard)
+        except OSError as error:
+            self._warn(path, error)
+
+    def _warn(self, path: Path, error: OSError) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        _log.warning(
+            "the state of a stream was not written to %s: %s: %s. Training goes on, and the next states are tried "
+            "without another warning; a group that starts later may have to read more batches. Check that the disk "
+            "is mounted, has space, and is writable.",
+            *(path, type(error).__name__, error),
+        )
+
+    def _forget_old(self, shard: int) -> None:
         for old in self._positions(shard)[:-KEPT]:
             self._path(shard, old).unlink(missing_ok=True)
 
     def newest(self, shard: int, position: int) -> Kept | None:
         """The last state at or before `position`."""
-        for found in [] if self._refused else reversed(self._positions(shard)):
+        try:
+            positions = [] if self._refused else self._positions(shard)
+        except OSError as error:  # as if none had been written
+            _log.warning("the states of shard %d in %s cannot be read: %s", shard, self._folder, error)
+            return None
+        for found in reversed(positions):
             if found > position:
                 continue
             try:
@@ -77,6 +100,22 @@ class States:
 
     def _path(self, shard: int, position: int) -> Path:
         return self._folder / f"shard-{shard}" / f"{position}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+    try:
+        with unfinished.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error before it says what is wrong with the disk
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _encoded(value: Any) -> Any:

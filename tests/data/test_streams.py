@@ -1,8 +1,10 @@
 """Iterators as a function of step and shard: read in order, found again, and refused if they do not repeat."""
 
+import errno
 import importlib.util
 import itertools
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import jaxft
 from jaxft import _progress
 from jaxft._errors import ConfigurationError
-from jaxft.data import Streams, _sources, from_iterator
+from jaxft.data import Streams, _sources, _states, from_iterator
 
 
 class Counted:
@@ -153,6 +155,40 @@ def test_a_state_that_cannot_be_written_is_left_out_with_a_word(
     assert [record.message for record in caplog.records] == [
         f"states of streams in {tmp_path} are not used: a object in the state of the stream cannot be written as JSON"
     ]
+
+
+@pytest.mark.parametrize("call", ["fsync", "mkdir", "rename", "unlink", "stat"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.ESTALE])
+def test_a_disk_that_takes_no_state_does_not_stop_the_training(
+    code: int, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=1)
+    asked = [(step, 0) for step in range(12)]
+    monkeypatch.setattr(os, {"rename": "replace"}.get(call, call), failing)
+    assert values(batches, *asked) == list(range(12))
+    monkeypatch.undo()
+    (said,) = (record.message for record in caplog.records if "cannot be read" not in record.message)
+    assert said.startswith(f"the state of a stream was not written to {tmp_path / 'shard-0'}")
+    assert os.strerror(code) in said
+    assert "Training goes on" in said
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert values(batches, (12, 0)) == [12.0]
+    assert (tmp_path / "shard-0" / "12.json").is_file(), "the next state is tried"
+
+
+def test_states_that_cannot_be_listed_are_read_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> Any:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(_states.States, "_positions", failing)
+    batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path)
+    assert values(batches, (12, 0)) == [12.0]
+    assert "the states of shard 0 in" in caplog.records[0].message
 
 
 def test_a_state_from_which_a_stream_goes_on_elsewhere_is_not_used(
