@@ -20,7 +20,7 @@ from jaxft._checkpoints._parts import PartsCopy, check_storable
 from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._reading import agreed, read, read_manifest
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
-from jaxft._checkpoints._writer import follow, lead, write
+from jaxft._checkpoints._writer import decline, follow, lead, write
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
 
@@ -306,17 +306,25 @@ class Checkpoints:
     def _writing(
         self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None
     ) -> Callable[[], None]:
-        """Copy a state; return what writes the copy."""
-        folder, keep, known = self._folder, self._keep, dict(self._damaged)
+        """Copy a state; return what writes the copy, or what reports why there is none."""
+        folder, keep, known, number = self._folder, self._keep, dict(self._damaged), self._saves
+        # All processes compute it together, so no failure of one may keep it from beginning.
+        pending = None if digest is None or group.size == 1 else digest()
 
         def find_damaged() -> frozenset[int]:
             return _marks.damaged(folder, known)
 
-        if group.size == 1:
-            whole = HostCopy(state)
-            return lambda: write(folder, manifest, whole, keep=keep, find_damaged=find_damaged)
-        assert digest is not None, "the state of several processes comes with its digest"
-        parts, number = PartsCopy(state, digest()), self._saves
+        try:
+            if group.size == 1:
+                whole = HostCopy(state)
+                return lambda: write(folder, manifest, whole, keep=keep, find_damaged=find_damaged)
+            assert pending is not None, "the state of several processes comes with its digest"
+            parts = PartsCopy(state, pending)
+        except (
+            Exception
+        ) as caught:  # logged as any failed save; most likely the host has no memory for the copy
+            error = caught.with_traceback(None)  # which holds what was copied
+            return lambda: decline(group, number, error)
         if group.rank:
             return lambda: follow(folder, manifest.step, parts, group, number)
         return lambda: lead(folder, manifest, parts, group, number, keep=keep, find_damaged=find_damaged)
@@ -328,7 +336,8 @@ class Checkpoints:
         except BaseException as error:  # the top of a thread; a failed save must not end training
             _log.error(
                 "The checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
-                "is saved; check that the disk is mounted, has space, and is writable.",
+                "is saved; check that the disk is mounted, has space, and is writable, and that the host has memory "
+                "for a copy of the state.",
                 step,
                 self._folder,
                 type(error).__name__,

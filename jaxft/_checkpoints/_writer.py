@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Set
 from pathlib import Path
+from typing import NoReturn
 
 from jaxft._arrays._digest import digest_of_leaves
 from jaxft._checkpoints import _folder, _orbax, _zarr
@@ -100,6 +101,14 @@ def follow(folder: Path, step: int, copy: PartsCopy, group: Group, number: int) 
     """In the other processes: write this one's parts where rank 0 says. Raises as `lead`."""
     if work := group.save_begins(number, ""):
         _write_together(folder / work / str(step), copy, group, number, step)
+
+
+def decline(group: Group, number: int, error: Exception) -> NoReturn:
+    """In a process that could not copy its part: let the save of the others fail as well. Raises the error."""
+    work = group.save_begins(number, "")
+    if group.rank and work:
+        group.save_ends(number, f"{type(error).__name__}: {error}")
+    raise error
 
 
 def _write_together(written: Path, copy: PartsCopy, group: Group, number: int, step: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._checkpoints import Checkpoints, _folder, _orbax
+from jaxft._checkpoints import Checkpoints, _checkpoints, _folder, _orbax
 from jaxft._checkpoints._writer import _superseded
 
 from .states import PATIENCE_S, of_optax, same, saved
@@ -138,6 +138,29 @@ def test_a_failure_is_logged_and_the_next_step_is_tried(
     assert "The checkpoint of step 5 was not written" in record.getMessage()
     assert "NotADirectoryError" in record.getMessage()
     (tmp_path / "disk").unlink()
+    checkpoints.save(10, of_optax(10), job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    assert checkpoints.steps() == [10]
+
+
+@pytest.mark.parametrize("error", [MemoryError("host copy"), RuntimeError("RESOURCE_EXHAUSTED")])
+def test_a_state_that_cannot_be_copied_is_a_failed_save(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(state: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_checkpoints, "HostCopy", failing)
+    checkpoints = saved(tmp_path / "saved", 5)
+    (record,) = [record for record in caplog.records if record.name == "jaxft"]
+    assert record.levelname == "ERROR"
+    said = (
+        f"The checkpoint of step 5 was not written to {tmp_path / 'saved'}: {type(error).__name__}: {error}"
+    )
+    assert record.getMessage().startswith(said)
+    assert "Training goes on" in record.getMessage()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
     checkpoints.save(10, of_optax(10), job="docs", history=7)
     checkpoints.finish(PATIENCE_S)
     assert checkpoints.steps() == [10]

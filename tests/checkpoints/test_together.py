@@ -20,7 +20,7 @@ from orbax.checkpoint.experimental import v1 as ocp
 from jaxft._arrays._device_digest import StateDigest
 from jaxft._arrays._lanes import Lanes
 from jaxft._arrays._leaf_types import type_of
-from jaxft._checkpoints import Checkpoints, _zarr
+from jaxft._checkpoints import Checkpoints, _checkpoints, _zarr
 from jaxft._checkpoints._group import OneProcess
 from jaxft._checkpoints._host import HostCopy, skeleton
 from jaxft._checkpoints._manifest import Damaged, Manifest, leaves_of
@@ -202,6 +202,34 @@ def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
         assert "rank 1 does not see the folder" in str(error)
         assert "put the checkpoints on a file system that all processes share" in str(error)
     assert not list((tmp_path / "one").iterdir())
+
+
+@pytest.mark.parametrize("failing", range(RANKS))
+def test_a_rank_that_cannot_copy_its_part_fails_the_save_in_all(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rank 0 then begins no save; another rank tells rank 0, which waits for its part."""
+    state, line = of_optax(5), Line()
+
+    def copied(rank: int) -> PartsCopy:
+        if rank == failing:
+            raise MemoryError(f"host copy of rank {rank}")
+        return Half(state, rank)
+
+    ranks = [Checkpoints(tmp_path / "saved") for _ in range(RANKS)]
+    for rank, checkpoints in enumerate(ranks):
+        monkeypatch.setattr(_checkpoints, "PartsCopy", lambda *_, rank=rank: copied(rank))
+        pending = StateDigest().start(jax.tree.leaves(state))
+        group = Ranks(rank, line)
+        checkpoints.save(5, state, job="docs", history=7, group=group, digest=lambda pending=pending: pending)
+    for checkpoints in ranks:
+        checkpoints.finish(PATIENCE_S)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    told = range(RANKS) if failing else [failing]
+    assert len(errors) == len(told)
+    assert all(f"MemoryError: host copy of rank {failing}" in error for error in errors)
+    assert ranks[0].steps() == []
+    assert not list(tmp_path.glob("saved/*"))
 
 
 @pytest.mark.unoptimized
