@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from jaxft._numbers import whole
+from jaxft.data._streams import Streams
 
 _log = logging.getLogger("jaxft")
 
@@ -41,6 +42,9 @@ class Prefetch:
         self._batch_for = batch_for
         self._ahead = whole("ahead", ahead, 1)
         workers = whole("workers", workers, 1)
+        # The batches are not kept here: a function that is not pure must show when it is asked again (`_pure`).
+        if isinstance(batch_for, Streams):
+            batch_for.read_ahead(self._ahead)
         self._futures: dict[tuple[int, int], Future[Any]] = {}
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="jaxft-data")

@@ -18,7 +18,7 @@ from jaxft._pure import difference
 from jaxft.data._sources import Source
 from jaxft.data._states import Kept, States
 
-# Batches of each shard that are kept: a step that is tried again, and what a prefetching worker is ahead.
+# Batches of each shard that are kept for a step that is tried again, beside what a prefetching worker is ahead.
 KEPT = 8
 # Streams of each shard that are kept open: a group that starts again reads batch 0 as well, to compare programs.
 OPEN = 2
@@ -108,6 +108,11 @@ class Streams:
                 self._checked = True
         return batch
 
+    def read_ahead(self, steps: int) -> None:
+        """Keep so many batches of each shard more: one may be asked for again while later ones are read."""
+        for stream in self._streams.values():
+            stream.keep(KEPT + steps)
+
     def _check_repeats(self, step: int, shard: int, batch: Any) -> None:
         """Read the first batch again from a stream that was opened again."""
         again = _Stream(self._make, shard, self._states, self._every).batch(step)
@@ -129,13 +134,19 @@ class _Stream:
         self._states = states
         self._every = every
         self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._keep = KEPT
         self._lock = threading.Lock()
+
+    def keep(self, count: int) -> None:
+        """Keep at least so many batches."""
+        with self._lock:
+            self._keep = max(self._keep, count)
 
     def batch(self, number: int) -> Any:
         with self._lock:
             if number not in self._kept:
                 self._kept[number] = self._read(number)
-                if len(self._kept) > KEPT:
+                if len(self._kept) > self._keep:
                     self._kept.popitem(last=False)
             return self._kept[number]
 

@@ -17,7 +17,8 @@ import pytest
 import jaxft
 from jaxft import _progress
 from jaxft._errors import ConfigurationError
-from jaxft.data import Streams, _sources, _states, from_iterator
+from jaxft.data import Prefetch, Streams, _sources, _states, from_iterator
+from tests import patience
 
 
 class Counted:
@@ -53,6 +54,22 @@ def test_a_stream_is_read_in_order_and_what_was_read_is_kept() -> None:
     assert values(batches, (4, 1), (2, 1), (3, 1)) == [104.0, 102.0, 103.0], "a step that is tried again"
     assert make.read == 6
     assert values(batches, (5, 1), (7, 2)) == [105.0, 207.0]
+
+
+@pytest.mark.parametrize("ahead", [2, 8, 12, 40])
+def test_what_is_asked_for_again_is_kept_however_far_a_worker_is_ahead(ahead: int) -> None:
+    """As every thousandth batch is, and that of a step that is tried again."""
+    make = Counted()
+    batches = Prefetch(from_iterator(make, shards=2), ahead=ahead)
+    once = 1  # batch 0 of the shard that is asked for first, to see that it repeats
+    for step in range(60):
+        for _ in range(2):
+            for shard in range(2):
+                assert float(batches(step, shard)[0]) == 100 * shard + step
+            read = 2 * (step + 1 + ahead) + once
+            patience.until(lambda read=read: make.read >= read, "the worker to read ahead")
+            assert make.read == read, "each batch is read once"
+    assert len(make.opened) == 2 + once
 
 
 def test_going_back_opens_it_again_and_the_place_before_is_not_lost() -> None:
