@@ -6,8 +6,8 @@ a machine that stops at any moment leaves a complete checkpoint behind. To delet
 a temporary folder.
 
 Several writers may run at once: the role moves to another group when its holder is presumed dead. Each holds a lock
-on its unfinished folder, which the kernel releases when it dies, so the folder of a live writer can be told from that
-of a dead one.
+on a file in its unfinished folder, which the kernel releases when it dies, so the folder of a live writer can be told
+from that of a dead one. It is not on the folder: between the hosts of an NFS, only files have locks.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _UNFINISHED = ".unfinished-"
+_LOCK = ".lock"
 _TRIES = 10
 
 
@@ -38,8 +39,17 @@ def unfinished(folder: Path) -> Iterator[Path]:
     try:
         yield work
     finally:
+        _delete(work, descriptor)
+
+
+def _delete(work: Path, descriptor: int) -> None:
+    """Delete an unfinished folder with all its contents, and release its lock."""
+    try:
         shutil.rmtree(work, ignore_errors=True)
+    finally:
         os.close(descriptor)
+    with contextlib.suppress(OSError):  # on NFS an open file keeps its folder, so that only now it can go
+        work.rmdir()
 
 
 def publish(written: Path, folder: Path, step: int) -> None:
@@ -92,12 +102,36 @@ def sweep(folder: Path) -> None:
     """Delete the folders of dead writers. A folder that cannot be locked is left alone."""
     for work in folder.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(work, os.O_RDONLY)
+            descriptor = _opened_lock(work)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(work, ignore_errors=True)
-            finally:
+                dead = not _is_locked_as_folder(work)
+            except BaseException:
                 os.close(descriptor)
+                raise
+            if dead:
+                _delete(work, descriptor)
+            else:
+                os.close(descriptor)
+
+
+def _opened_lock(work: Path) -> int:
+    # Writable, or NFS gives no exclusive lock.
+    return os.open(work / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+
+
+def _is_locked_as_folder(work: Path) -> bool:
+    """Whether a living writer of an older version, which locks the folder itself, has it."""
+    descriptor = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # this disk has no locks on folders
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _made_and_locked(folder: Path) -> tuple[Path, int]:
@@ -107,10 +141,10 @@ def _made_and_locked(folder: Path) -> tuple[Path, int]:
         work.mkdir(parents=True)
         # Before it is locked, another writer may mistake it for a dead writer's, and sweep it.
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(work, os.O_RDONLY)
+            descriptor = _opened_lock(work)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)  # a sweeper holds the lock only for a moment
-                if work.is_dir():
+                if (work / _LOCK).exists():
                     return work, descriptor
             except BaseException:
                 os.close(descriptor)

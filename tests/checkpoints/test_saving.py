@@ -1,8 +1,10 @@
 """Saving goes on beside the training, whatever becomes of it."""
 
+import errno
 import fcntl
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,11 +116,14 @@ def test_two_writers_at_once(tmp_path: Path, gate: threading.Event, caplog: pyte
     assert same(restored.state, of_optax(5))
 
 
-def test_what_a_dead_writer_left_is_deleted_and_a_living_one_is_let_be(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lock", [".lock", "."], ids=["now", "older versions"])
+def test_what_a_dead_writer_left_is_deleted_and_a_living_one_is_let_be(lock: str, tmp_path: Path) -> None:
     dead, living = tmp_path / ".unfinished-dead", tmp_path / ".unfinished-living"
     for work in (dead, living):
         (work / "5.orbax-checkpoint-tmp" / "state").mkdir(parents=True)
-    descriptor = os.open(living, os.O_RDONLY)
+        if lock == ".lock":
+            (work / lock).touch()
+    descriptor = os.open(living / lock, os.O_RDWR if lock == ".lock" else os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         saved(tmp_path, 5)
@@ -126,6 +131,62 @@ def test_what_a_dead_writer_left_is_deleted_and_a_living_one_is_let_be(tmp_path:
         assert (living / "5.orbax-checkpoint-tmp" / "state").is_dir()
     finally:
         os.close(descriptor)
+    saved(tmp_path, 10)
+    assert {entry.name for entry in tmp_path.iterdir()} == {"5", "10"}
+
+
+def test_a_living_writer_is_let_be_where_only_files_have_locks_between_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, which locks only what is open for writing, and keeps the folder of a file that is open."""
+    flock, rmtree = fcntl.flock, shutil.rmtree
+
+    def of_nfs(descriptor: int, operation: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            return  # another host would not know of it
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    def keeping_open_ones(path: Path, **_: object) -> None:
+        for entry in path.iterdir():
+            if entry.name == ".lock":
+                entry.unlink()
+            else:
+                rmtree(entry)
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    monkeypatch.setattr(shutil, "rmtree", keeping_open_ones)
+    with _folder.unfinished(tmp_path) as work:
+        (work / "5").mkdir()
+        _folder.sweep(tmp_path)
+        saved(tmp_path, 10)
+        assert (work / "5").is_dir()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["10"]
+
+
+def test_a_writer_makes_another_folder_if_a_sweeper_takes_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any moment before it has the lock."""
+    opened, swept = _folder._opened_lock, list[Path]()
+
+    def late(work: Path) -> int:
+        if not swept:
+            swept.append(work)
+            _folder.sweep(tmp_path)
+        elif len(swept) == 1 and work != swept[0]:
+            swept.append(work)
+            descriptor = opened(work)
+            _folder.sweep(tmp_path)
+            return descriptor
+        return opened(work)
+
+    monkeypatch.setattr(_folder, "_opened_lock", late)
+    with _folder.unfinished(tmp_path) as work:
+        assert len(swept) == 2
+        assert work not in swept
+        assert [entry.name for entry in tmp_path.iterdir()] == [work.name]
 
 
 def test_a_failure_is_logged_and_the_next_step_is_tried(
