@@ -149,7 +149,12 @@ def _publish(work: Path, folder: Path, step: int, keep: int, damaged: Set[int]) 
 
 
 def _superseded(steps: list[int], step: int, keep: int, damaged: Set[int]) -> list[int]:
-    """The older steps beyond `keep`, and the damaged older steps. Newer ones are left to their writers."""
-    older = {each for each in steps if each < step}
-    newest_first = sorted(older - damaged, reverse=True)
-    return sorted(older - set(newest_first[: keep - 1]))
+    """The older steps beyond `keep`. Newer ones are left to their writers.
+
+    A damaged one does not count. It goes with those that are older than what is kept: one host may have found damage
+    where there is none, and until there are enough others, it may be all that is left.
+    """
+    older = sorted((each for each in steps if each < step), reverse=True)
+    kept = [each for each in older if each not in damaged][: keep - 1]
+    oldest = min([step, *kept]) if len(kept) == keep - 1 else 0
+    return sorted(each for each in older if each not in kept and (each < oldest or each not in damaged))

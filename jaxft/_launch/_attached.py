@@ -46,4 +46,4 @@ def _obey(orders: FileIO) -> None:
     finally:  # an input that cannot be read has ended, too
         # Two signals end a launch at once. They differ, for Python may take two of one kind for a single one.
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGINT)

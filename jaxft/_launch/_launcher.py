@@ -132,6 +132,8 @@ class Launcher:
     def _take(self, number: int) -> None:
         """Drain at the first signal, and end everything at the second."""
         name = signal.Signals(number).name
+        if self._drains and number == signal.SIGHUP:
+            return  # its terminal is closed, which may come as two signals, or after Ctrl-C
         if self._drains:
             self._output.say(f"got {name} again: ends all groups")
             self._kill_at_s = time.monotonic()
@@ -191,7 +193,8 @@ class Launcher:
         for one in self.supervisors:
             for rank in () if one.life is None else one.life.ranks:
                 tail = self._tails.setdefault(rank.child, LogTail(rank.child.log, rank.child.log_start_bytes))
-                for line in tail.lines(last=rank.child.exit_code() is not None):
+                # What it has started may still write, such as a program in a shell.
+                for line in tail.lines(last=one.state is not State.RUNNING):
                     self._output.pass_on(_name_of(one, rank), line)
 
     def _status(self) -> int:
@@ -235,10 +238,22 @@ class CoordinatorKeeper:
             )
             self._journal.write(CoordinatorEnded(pid=child.pid, status=status, wait_s=wait_s))
         elif time.monotonic() >= self._due_s:
-            self._due_s = None
+            self._start_again()
+
+    def _start_again(self) -> None:
+        try:
             self._coordinator.start_again()
-            self._began_s = time.monotonic()
-            self._told()
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no descriptor, process or disk is free; the groups wait for it
+            self._due_s = time.monotonic() + doubled_s(FIRST_WAIT_S, self._ended)
+            self._ended += 1
+            self._output.say(f"the coordinator cannot be started: {error}")
+            return
+        self._due_s = None
+        self._began_s = time.monotonic()
+        self._told()
 
     def _told(self) -> None:
         one = self._coordinator

@@ -1,5 +1,6 @@
 """One life of a group: its processes, which share one fate."""
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,9 @@ class RankProcess:
     def sign(self) -> Sign | None:
         """Return its last sign of life; None if it has given none."""
         word = read_word(self.phase_file)
-        if word is not None:
+        if word is None:
+            return self._told
+        with contextlib.suppress(OSError):  # removed since
             self._told = Sign(
                 phase=word.phase,
                 step=word.step,
@@ -165,7 +168,8 @@ class Life:
 
         That has as long to end: a shell around a program ends at once, while the program finishes its step.
         """
-        self._rest_leaves_until_s = time.monotonic() + within_s
+        if any(one.child.exit_code() is None for one in self.ranks):  # or SIGTERM reaches nothing
+            self._rest_leaves_until_s = time.monotonic() + within_s
         for one in self.ranks:
             one.child.terminate()
 

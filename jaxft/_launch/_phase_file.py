@@ -64,7 +64,7 @@ def read_word(path: Path) -> Word | None:
     """Return the last record of a file; None if there is none, or if the next one is being written."""
     try:
         record = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:  # it is not there, or no descriptor is free: the next look shows it
         return None
     text, checksum = record[:-_CHECKSUM_BYTES], record[-_CHECKSUM_BYTES:]
     if len(record) != WORD_BYTES or checksum != _checksum(text):

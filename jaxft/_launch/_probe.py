@@ -99,10 +99,14 @@ class Probe:
             self._report("is no program that can be run")
             return
         self._began_s = now_s
-        self._output = tempfile.TemporaryFile()
-        self._process = start_beside(
-            self._command, self._output, stderr=subprocess.DEVNULL, environment=os.environ
-        )
+        try:
+            self._output = tempfile.TemporaryFile()
+            self._process = start_beside(
+                self._command, self._output, stderr=subprocess.DEVNULL, environment=os.environ
+            )
+        except (OSError, RuntimeError) as error:  # no descriptor, process or disk is free
+            self.end()
+            self._report(f"cannot be started: {error}")
 
     def _take(self, status: int) -> None:
         assert self._output is not None

@@ -119,7 +119,10 @@ class Child:
 
     def log_tail(self) -> str:
         """Return the last lines of its log, under a heading, for messages."""
-        lines = self.output().splitlines()[-LOG_TAIL_LINES:]
+        try:
+            lines = self.output().splitlines()[-LOG_TAIL_LINES:]
+        except OSError as error:  # someone has removed it, or no descriptor is free
+            lines = [f"it cannot be read: {error}"]
         return "\n".join([f"--- end of the log of {self.name} ({self.log.name}) ---", *lines, "---"])
 
 

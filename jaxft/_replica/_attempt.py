@@ -118,7 +118,7 @@ class Attempts:
         self._more_s = 0.0  # how much longer than usual peers may compute before the current exchange
         self._voted_s = 0.0
         self._shard: int | None = None  # which is being computed
-        self.voted = False  # in the last attempt
+        self._voted: Attempt | None = None  # the last attempt that came to its vote
 
     def attempt(self, call: Call, quorum: NewQuorum, step: int, record: Record) -> None:
         """Try a step in a quorum up to the vote, or until the core directs something else."""
@@ -132,7 +132,6 @@ class Attempts:
             stage.given = ()  # of the last attempt: more shards may need the memory
         record.entered(quorum)
         record.attempts += 1
-        self.voted = False
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._abort = Abort()  # one for each quorum; its links watch it
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
@@ -401,8 +400,17 @@ class Attempts:
         stop = work.nonfinite if call.nonfinite == "raise" else ""
         vote = Exchanged(quorum.quorum_id, Step(step), digest, stop, self._held.edit_digest())
         with ctrl_c_later():
-            self.voted = True
+            self._voted = Attempt(quorum, Step(step))
             self._session.post(vote)
+
+    def has_voted(self, attempt: Attempt) -> bool:
+        """Whether the vote of this attempt is out, so that the job may commit with it."""
+        return self._voted == attempt
+
+    @property
+    def votes_on_held(self) -> bool:
+        """Whether a vote on the next step is out that may still count."""
+        return self._voted is not None and self._voted.step == self._held.step and bool(self._work.stages)
 
     def _drop_links(self) -> None:
         if self._links is not None:

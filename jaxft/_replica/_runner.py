@@ -29,7 +29,7 @@ from jaxft_protocol.replica.state import (
     TakeDigest,
 )
 
-from jaxft._errors import JobFinished, SessionFailed
+from jaxft._errors import ConfigurationError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
 from jaxft._ranks._collectives import came_from_xla
@@ -50,6 +50,7 @@ from jaxft._replica._steps import LoopWatch
 from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._telemetry._observer import Observers
+from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._transport._listener import Listener
 
 if TYPE_CHECKING:
@@ -155,6 +156,12 @@ class Runner:
         return self._held.current
 
     def edit(self, changes: Mapping[int, jax.Array]) -> None:
+        if self._attempts.votes_on_held:
+            raise ConfigurationError(
+                f"The vote of group {self._config.group!r} on step {self.step} is out, without this edit: an "
+                "exception such as Ctrl-C has interrupted the call that waited for the decision. Call the step first, "
+                "and make the edit before the next one."
+            )
         self._held.edit(changes)
         self._attempts.forget()
 
@@ -197,7 +204,7 @@ class Runner:
             if came_from_xla(error):
                 self._ranks.await_loss()
         number, directive = self._taken
-        if isinstance(directive, Attempt) and self._attempts.voted:
+        if isinstance(directive, Attempt) and self._attempts.has_voted(directive):
             self._taken = (
                 number,
                 None,
@@ -256,8 +263,12 @@ class Runner:
 
     def _apply(self, call: Call, step: int, record: Record) -> None:
         began_s = time.perf_counter()
-        self._attempts.apply(call, step, record)
-        self._saving.save_if_due(call.programs, record.members)
+        record.attempts = max(
+            1, record.attempts
+        )  # if Ctrl-C came after the vote, it was the last call that voted
+        with ctrl_c_later():  # no later call knows that this state is to be saved
+            self._attempts.apply(call, step, record)
+            self._saving.save_if_due(call.programs, record.members)
         record.apply_s = time.perf_counter() - began_s
 
     def _replayed(self, directive: Replay, call: Call, record: Record) -> bool:

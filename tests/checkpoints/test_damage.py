@@ -11,6 +11,7 @@ import pytest
 from jaxft import CannotRestore, Checkpoints
 from jaxft._checkpoints import _marks
 from jaxft._checkpoints._group import OneProcess
+from jaxft._checkpoints._writer import _superseded
 
 from .states import PATIENCE_S, of_optax, same, saved
 
@@ -115,7 +116,7 @@ def test_a_damaged_one_does_not_count_among_those_kept(tmp_path: Path) -> None:
     checkpoints.restore(of_optax(), job="docs")
     checkpoints.save(15, of_optax(15), job="docs", history=7)
     checkpoints.finish(PATIENCE_S)
-    assert checkpoints.steps() == [5, 15]
+    assert checkpoints.steps() == [5, 10, 15]
 
 
 def test_what_is_no_checkpoint_is_not_looked_at(tmp_path: Path) -> None:
@@ -157,7 +158,8 @@ def test_another_group_than_its_reader_writes_it_again(
 def test_another_group_than_its_reader_does_not_count_it(tmp_path: Path) -> None:
     damaged_newest(tmp_path, cut)
     assert restored_step(tmp_path) == 10
-    assert saved(tmp_path, 20, keep=2).steps() == [10, 20]
+    assert saved(tmp_path, 20, keep=2).steps() == [10, 15, 20]
+    assert saved(tmp_path, 25, keep=2).steps() == [20, 25]
 
 
 def test_the_reader_does_not_delete_what_another_group_has_written_again(tmp_path: Path) -> None:
@@ -247,3 +249,12 @@ def test_a_disk_that_cannot_be_marked_is_read_all_the_same(
     assert restored_step(tmp_path) == 10
     monkeypatch.undo()
     assert not mark_of(tmp_path, 15).exists()
+
+
+def test_none_is_deleted_for_marks_alone() -> None:
+    """A host whose accelerator is broken may mark all of them: until there are enough others, they stay."""
+    steps, marked = [80, 90, 100, 110], frozenset({80, 90, 100})
+    assert _superseded(steps, 110, 2, marked) == []
+    assert _superseded([*steps, 120], 120, 2, marked) == [80, 90, 100]
+    assert _superseded([*steps, 120], 120, 2, frozenset()) == [80, 90, 100]
+    assert _superseded(steps, 110, 1, marked) == [80, 90, 100]

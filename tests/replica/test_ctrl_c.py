@@ -190,3 +190,33 @@ def test_an_edit_is_made_once_if_the_call_fails_before_it_begins() -> None:
             except OSError:
                 continue
     assert float(state["rate"]) == 0.5
+
+
+@pytest.mark.processes
+def test_after_the_vote_no_edit_is_made_the_group_writes_and_its_state_is_saved(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    once = Once()
+    at(Exchanged, after=True)(monkeypatch, once)
+    checkpoints = jaxft.Checkpoints(tmp_path / "checkpoints", every_steps=2)
+    with jaxft.Manager(
+        f"localhost:{here.port}", group="group-0", failure_timeout_s=60.0, checkpoints=checkpoints
+    ) as job:
+        step = jaxft.fault_tolerant(train_step, job, shards=2)
+        state = step.join(job.restore(initial()), batch_for)
+        for _ in step.steps(1):
+            state, _ = step(state, batch_for)
+        numbers = step.steps(2)
+        next(numbers)
+        once.armed = True
+        with interrupted():
+            step(state, batch_for)
+        with pytest.raises(jaxft.ConfigurationError, match="The vote of group 'group-0' on step 1 is out"):
+            step.edit(state, lambda state: {**state, "n": state["n"] + 10})
+        once.armed = False
+        at(Applied, after=True)(monkeypatch, once)
+        once.armed = True
+        with interrupted():
+            step(state, batch_for)
+        assert job.is_writer
+    assert checkpoints.steps() == [2]
