@@ -159,7 +159,7 @@ class Runner:
         if self._attempts.votes_on_held:
             raise ConfigurationError(
                 f"The vote of group {self._config.group!r} on step {self.step} is out, without this edit: an "
-                "exception such as Ctrl-C has interrupted the call that waited for the decision. Call the step first, "
+                "exception such as Ctrl-C has interrupted the call that waited for the decision. Call the step, "
                 "and make the edit before the next one."
             )
         self._held.edit(changes)
