@@ -4,7 +4,6 @@ Each name is imported when it is first used, and JAX with the first one that nee
 """
 
 import importlib as _importlib
-import logging as _logging
 from typing import TYPE_CHECKING
 from typing import Any as _Any
 
@@ -79,8 +78,6 @@ _MODULE_OF = {
     "psum": "_programs._primitive",
     "shard_index": "_programs._primitive",
 }
-
-_logging.getLogger("jaxft").addHandler(_logging.NullHandler())
 
 
 def __getattr__(name: str) -> _Any:

@@ -49,7 +49,7 @@ from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized(), "a backend was started"
 assert threading.active_count() == threads, "a thread was started"
 assert logging.getLogger().handlers == handlers, "logging was configured"
-assert all(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("jaxft").handlers)
+assert not logging.getLogger("jaxft").handlers  # not even NullHandler: without any, Python prints warnings
 print("light")
 """
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import jax
 from jaxft_protocol.names import done_again
 
 from jaxft._checkpoints import Restored
@@ -32,6 +34,7 @@ class Saving:
         self._group = Together(ranks, session)
         self._held = held
         self._restored: Restored | None = None
+        self._replaced: list[weakref.ref[jax.Array]] = []  # leaves of the state that it stands in for
         self._changed: Collection[str] = ()
         self._asked = False  # the program has called `restore`
         self._frontier_step: int | None = None  # the job's frontier when this group joined
@@ -106,7 +109,23 @@ class Saving:
         again = f"; the job had committed {frontier}: {done_again(behind)}" if behind > 0 else ""
         _log.info("[jaxft %s] restored step %d from %s%s", group, found.step, found.folder, again)
         self._restored, self.history, self._held.step = found, found.history, found.step
+        self._replaced = [weakref.ref(leaf) for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
         return found.state
+
+    def check_taken(self, leaves: Sequence[jax.Array]) -> None:
+        """Refuse the state that was given to `restore` in place of the one that it returned.
+
+        Raises:
+            ConfigurationError: a checkpoint was read, and these are the leaves from before.
+        """
+        given = {id(leaf) for leaf in leaves}
+        before = [ref() for ref in self._replaced]  # None: it is gone, so it is not given
+        if before and all(leaf is not None and id(leaf) in given for leaf in before):
+            raise ConfigurationError(
+                f"Group {self._config.group!r} restored step {self._held.step} from a checkpoint, but the step was "
+                "called with the state that was given to `manager.restore`, not with the one that it returned. Write "
+                "`state = manager.restore(state)`. Nothing was trained or written."
+            )
 
     def _check_state(self, state: Any) -> None:
         """Refuse a state that no checkpoint can hold, before training and not at its first save."""

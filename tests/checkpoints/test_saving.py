@@ -62,7 +62,9 @@ def test_which_are_superseded() -> None:
     assert _superseded([5, 10, 15], 15, 2, none) == [5]
     assert _superseded([5, 10, 15], 15, 9, none) == []
     assert _superseded([5, 10, 15, 20], 10, 1, none) == [5]  # newer ones are never deleted
-    assert _superseded([5, 10, 15], 15, 2, {10}) == []  # a damaged one goes with those older than what is kept
+    assert (
+        _superseded([5, 10, 15], 15, 2, {10}) == []
+    )  # a damaged one goes with those older than what is kept
     assert _superseded([5, 10, 15], 15, 2, {5}) == [5]
 
 
