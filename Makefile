@@ -34,7 +34,7 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 test: $(STAMP) $(BIN)/helm  ## every guarantee and every part, about 6 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
 
-test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, about 8 minutes on 2 cores
+test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, about 9 minutes on 2 cores
 	$(BIN)/pytest -m 'long and not storm and not slurm and not ray and not kubernetes' $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13

@@ -117,14 +117,6 @@ class Checkpoints:
         """
         return turn(self._folder, timeout_s=timeout_s) if self.steps() else contextlib.nullcontext(True)
 
-    def check(self, state: Any) -> None:
-        """Check that a checkpoint can hold such a state, whose values do not matter.
-
-        Raises:
-            ConfigurationError: two leaves would have the same name on disk, or there is no leaf.
-        """
-        check_storable(state)
-
     def restore(
         self,
         like: Any,
@@ -153,11 +145,11 @@ class Checkpoints:
 
         Raises:
             ConfigurationError: the checkpoint is of another job, of another model, or of other settings; the message
-                says what differs. Or `check` refuses the state.
+                says what differs. Or no checkpoint can hold such a state.
             CannotRestore: there are checkpoints, and all are damaged. Training does not start from scratch by itself.
         """
         check_changed(changed)
-        self.check(like)
+        check_storable(like)
         group = group or OneProcess()
         found: list[int] = []
         for step in self._newest_first(group):
@@ -275,9 +267,9 @@ class Checkpoints:
             digest: if there are several, starts the digest of the state on its devices.
 
         Raises:
-            ConfigurationError: `check` refuses the state.
+            ConfigurationError: two leaves would have the same name on disk, or there is no leaf.
         """
-        self.check(state)
+        check_storable(state)
         group = group or OneProcess()
         if group.choose("skip the save", self._thread is not None and self._thread.is_alive()):
             if group.rank == 0:
@@ -320,9 +312,8 @@ class Checkpoints:
                 return lambda: write(folder, manifest, whole, keep=keep, find_damaged=find_damaged)
             assert pending is not None, "the state of several processes comes with its digest"
             parts = PartsCopy(state, pending)
-        except (
-            Exception
-        ) as caught:  # logged as any failed save; most likely the host has no memory for the copy
+        except Exception as caught:
+            # Logged as any failed save. Most likely the host has no memory for the copy.
             error = caught.with_traceback(None)  # which holds what was copied
             return lambda: decline(group, number, error)
         if group.rank:

@@ -243,10 +243,8 @@ class CoordinatorKeeper:
     def _start_again(self) -> None:
         try:
             self._coordinator.start_again()
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # no descriptor, process or disk is free; the groups wait for it
+        except (OSError, RuntimeError) as error:
+            # No descriptor, process or disk is free. The groups wait for it.
             self._due_s = time.monotonic() + doubled_s(FIRST_WAIT_S, self._ended)
             self._ended += 1
             self._output.say(f"the coordinator cannot be started: {error}")

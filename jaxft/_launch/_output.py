@@ -148,9 +148,8 @@ class LogTail:
         self._offset_bytes = start_bytes
         self._clock = clock
         self._line = _Line()
-        self._returned = (
-            False  # a carriage return came last: it belongs to a line end, or the line is drawn again
-        )
+        # A carriage return came last: it belongs to a line end, or the line is drawn again.
+        self._returned = False
         self._drawn: _Line | None = None  # as the line was before it was drawn again; None if that was shown
         self._shown_s = float("-inf")
 

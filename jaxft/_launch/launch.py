@@ -98,7 +98,7 @@ def run_launch(
     if options.hosts:  # the launchers there see to all of this
         health, rules = (), replace(rules, warm=False, deadlines=without_phases(rules.deadlines))
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(_signals(attached=options.attached))
+        signals = stack.enter_context(_signals())
         folder = _folder(options.folder)
         phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
         output = stack.enter_context(make_output(unblocked(sys.stdout)))
@@ -237,17 +237,15 @@ def remote_members(
 
 
 @contextlib.contextmanager
-def _signals(*, attached: bool) -> Iterator[list[int]]:
+def _signals() -> Iterator[list[int]]:
     """Yield the list of the signals that have arrived."""
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         arrived.append(number)
 
-    # `nohup jaxft launch` is to outlive its terminal. Who attaches this to another launcher needs the signal.
-    heeded = [
-        one for one in SIGNALS if attached or one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN
-    ]
+    # `nohup jaxft launch` is to outlive its terminal.
+    heeded = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in heeded}
     try:
         yield arrived

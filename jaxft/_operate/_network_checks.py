@@ -1,6 +1,5 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
-import functools
 import os
 import socket
 import urllib.parse
@@ -16,6 +15,7 @@ from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
 from jaxft._operate._ports import held_here, host_and_port
 from jaxft._replica._config import GroupConfig
+from jaxft._replica._credentials import DIRECT
 from jaxft._replica._endpoints import endpoints_at
 from jaxft._transport._cores import SYSFS, cores_near
 from jaxft._transport._half_open import bind
@@ -96,12 +96,13 @@ def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.C
 
 def _health(address: str, proven: grpc.ChannelCredentials | None) -> int:
     """Return the status of the coordinator's service as gRPC's health protocol numbers it: 1 serves."""
-    made = (
-        grpc.insecure_channel
+    options = [DIRECT]  # as a group connects
+    channel = (
+        grpc.insecure_channel(address, options)
         if proven is None
-        else functools.partial(grpc.secure_channel, credentials=proven)
+        else grpc.secure_channel(address, proven, options)
     )
-    with made(address, options=[("grpc.enable_http_proxy", 0)]) as channel:  # as a group connects
+    with channel:
         request = b"\x0a" + bytes([len(_SERVICE)]) + _SERVICE
         answer: bytes = channel.unary_unary(_HEALTH)(request, timeout=TIMEOUT_S)
     return answer[1] if len(answer) > 1 else 0

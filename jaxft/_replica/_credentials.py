@@ -16,6 +16,9 @@ from jaxft_protocol.tls import Pem, read_pem
 
 from jaxft._errors import ConfigurationError
 
+# An option of a channel. gRPC would take the proxy of the variable http_proxy, even to this machine. Groups need a
+# direct way to each other anyway.
+DIRECT = ("grpc.enable_http_proxy", 0)
 TOKEN_VARIABLE = "JAXFT_TOKEN"
 CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "JAXFT_TLS_CA", "JAXFT_TLS_CERT", "JAXFT_TLS_KEY"
 

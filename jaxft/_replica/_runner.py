@@ -205,10 +205,8 @@ class Runner:
                 self._ranks.await_loss()
         number, directive = self._taken
         if isinstance(directive, Attempt) and self._attempts.has_voted(directive):
-            self._taken = (
-                number,
-                None,
-            )  # the job may commit with its vote: the next call applies what it has
+            # The job may commit with its vote: the next call applies what it has.
+            self._taken = (number, None)
         elif isinstance(directive, Attempt):
             self._taken = (number, None)
             self._raising.raised(error, directive.step, self._attempts.give_up())
@@ -263,9 +261,8 @@ class Runner:
 
     def _apply(self, call: Call, step: int, record: Record) -> None:
         began_s = time.perf_counter()
-        record.attempts = max(
-            1, record.attempts
-        )  # if Ctrl-C came after the vote, it was the last call that voted
+        # If Ctrl-C came after the vote, it was the last call that voted.
+        record.attempts = max(1, record.attempts)
         with ctrl_c_later():  # no later call knows that this state is to be saved
             self._attempts.apply(call, step, record)
             self._saving.save_if_due(call.programs, record.members)

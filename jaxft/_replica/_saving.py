@@ -10,6 +10,7 @@ import jax
 from jaxft_protocol.names import done_again
 
 from jaxft._checkpoints import Restored
+from jaxft._checkpoints._parts import check_storable
 from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._errors import ConfigurationError
 from jaxft._programs._programs import Programs
@@ -130,7 +131,7 @@ class Saving:
     def _check_state(self, state: Any) -> None:
         """Refuse a state that no checkpoint can hold, before training and not at its first save."""
         if self._config.checkpoints is not None:
-            self._config.checkpoints.check(state)
+            check_storable(state)
 
     def check(self, present: Mapping[str, str]) -> None:
         """Compare the step with the one that the checkpoint was saved with, and keep it for later checkpoints.

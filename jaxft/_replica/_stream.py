@@ -17,7 +17,7 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
 from jaxft_protocol.replica.legal import IllegalEvent
 
-from jaxft._replica._credentials import Credentials, Greeting, Unproven
+from jaxft._replica._credentials import DIRECT, Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread
 
 _log = logging.getLogger("jaxft")
@@ -31,8 +31,7 @@ _OPTIONS = [
     # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    # gRPC would take the proxy of the variable http_proxy, even to this machine. Groups need a direct way anyway.
-    ("grpc.enable_http_proxy", 0),
+    DIRECT,
 ]
 
 

@@ -76,3 +76,27 @@ def test_a_coordinator_that_has_lived_for_long_is_restarted_soon(
         patience.until(lambda seen=seen: keeper.poll() or len(told.waits_s) > seen, "its end to be seen")
         patience.until(lambda killed=killed: keeper.poll() or coordinator.child is not killed, "its restart")
     assert told.waits_s == waits_s
+
+
+def test_a_coordinator_that_cannot_be_started_is_tried_again(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without a free descriptor or process: the groups do not end for that."""
+    monkeypatch.setattr(_launcher, "FIRST_WAIT_S", 0.01)
+    coordinator, told = Coordinator(processes, COMMAND), Told()
+    keeper = CoordinatorKeeper(coordinator, told, told)  # pyright: ignore[reportArgumentType]
+    start, fails = (
+        coordinator.start_again,
+        iter([OSError(24, "Too many open files"), RuntimeError("no thread"), None]),
+    )
+
+    def start_or_fail() -> None:
+        if (error := next(fails)) is not None:
+            raise error
+        start()
+
+    monkeypatch.setattr(coordinator, "start_again", start_or_fail)
+    killed = coordinator.child
+    killed.kill()
+    patience.until(lambda: keeper.poll() or coordinator.child is not killed, "it to be started")
+    assert list(fails) == []

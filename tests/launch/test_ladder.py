@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxft._launch import _probe
 from jaxft._launch._ladder import Ladder
 from jaxft._launch._probe import Probe
 from jaxft._launch._ranks import Member
@@ -164,3 +165,22 @@ def test_a_probe_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXFT_TOKEN", "0" * 64)
     code = "import os; print(1 if 'JAXFT_TOKEN' in os.environ else 0)"
     assert Asked(sys.executable, "-c", code).until_answer() == {0}
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), RuntimeError("no thread is free")])
+def test_a_probe_that_cannot_be_started_is_reported_and_asked_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[str] = []
+    probe = Probe(["echo", "0"], say=said.append, patience_s=0.0)
+
+    def fail(*words: object, **options: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_probe, "start_beside", fail)
+        probe.poll()
+    assert str(error) in said[0]
+    patience.until(lambda: probe.poll() or probe.working, "an answer")
+    assert probe.working == {0}
+    probe.end()

@@ -267,6 +267,31 @@ def test_a_group_that_does_not_leave_is_killed(folder: Path, again: bool) -> Non
     assert not is_alive(pid)
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_that_is_closed_during_a_drain_does_not_end_it(
+    folder: Path, first: signal.Signals
+) -> None:
+    with fakes(folder, lives=("finishes:go made:up mute",)) as running:
+        running.until_file("up")
+        (pid,) = running.pids()
+        running.process.send_signal(first)
+        running.until("drain_began")
+        running.process.send_signal(signal.SIGHUP)
+        patience.until(lambda: not _pending(running.process.pid, signal.SIGHUP), "the signal to arrive")
+        (folder / "go").touch()
+        running.status()
+    assert (folder / "finished").exists()
+    assert "ends all groups" not in running.text()
+    assert not is_alive(pid)
+
+
+def _pending(pid: int, number: int) -> bool:
+    (line,) = (
+        one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("ShdPnd")
+    )
+    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+
+
 def test_a_group_of_which_one_rank_is_done_and_the_other_was_killed_is_not_done(folder: Path) -> None:
     lives = ("deaf 0=exit:0 made:up mute",)
     with fakes(folder, "--nproc", "2", "--drain-timeout-s", "0", lives=lives) as running:

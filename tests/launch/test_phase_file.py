@@ -1,5 +1,7 @@
 """Records that are read while they are written."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,3 +34,9 @@ def test_a_record_that_is_partly_overwritten_is_none(
         records.append(path.read_bytes())
     path.write_bytes(records[1][:cut] + records[0][cut:])
     assert read_word(path) in (None, before, after)
+
+
+def test_a_file_that_cannot_be_read_now_says_nothing(tmp_path: Path) -> None:
+    """As without a free descriptor: a launcher looks again soon."""
+    assert read_word(tmp_path / "none") is None
+    assert read_word(tmp_path) is None  # EISDIR, for any other error
