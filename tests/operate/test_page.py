@@ -14,6 +14,19 @@ from tests.operate.browser import PATIENCE_MS
 pytestmark = [pytest.mark.processes, pytest.mark.browser]
 expect.set_options(timeout=PATIENCE_MS)
 
+# The page's own stream is held back, so that a test says in which order things arrive.
+HELD_STREAM = """() => {
+  window.EventSource = class extends EventTarget {
+    constructor() { super(); window.stream = this; setTimeout(() => this.onopen()); }
+    close() {}
+  };
+}"""
+# The page shows a state a moment after it has come, and takes an event at once.
+TOLD_AT_ONCE = """([state, event]) => {
+  stream.dispatchEvent(new MessageEvent("state", {data: JSON.stringify(state)}));
+  stream.dispatchEvent(new MessageEvent("event", {data: JSON.stringify(event), lastEventId: "1000000"}));
+}"""
+
 
 @pytest.mark.long
 def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path: Path) -> None:
@@ -46,6 +59,31 @@ def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path
             assert page.evaluate("window.loadedOnce") is True
             assert page.locator("#events li").count() > 10
         here.until_finished(back, workers["group-0"], workers["group-2"])
+    assert errors == []
+
+
+def test_a_state_that_is_shown_after_a_newer_event_does_not_repeat_itself_in_the_time_line(
+    tmp_path: Path,
+) -> None:
+    gate = tmp_path / "gate"
+    with cluster(tmp_path) as here:
+        web = port.start(here)
+        workers = here.start_together(("group-0",), lambda name: ("--steps", "8", "--gate", f"4:{gate}"))
+        here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
+        with browser.page(web.url) as (page, errors):
+            page.add_init_script(f"({HELD_STREAM})()")
+            page.reload()
+            line = page.get_by_role("row", name="group-0").locator("rect")
+            expect(line.last).to_have_class("s-member")
+            before = [piece.get_attribute("class") for piece in line.all()]
+            job = web.job()
+            since = job["group_list"][0]["since"]
+            job["group_list"][0] |= {"state": "gone", "since": since + 1}
+            back = {"event": "group_present", "group": "group-0", "t": since + 2}
+            page.evaluate(f"({TOLD_AT_ONCE})", [job, back])
+            expect(line).to_have_class([*before, "s-gone", "s-present"])
+        gate.touch()
+        here.until_finished(*workers.values())
     assert errors == []
 
 

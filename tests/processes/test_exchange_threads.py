@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import cluster, digest_alone
+from tests.operate import port
 from tests.processes.test_kill_phases import GROUPS, KILLED_AT, assert_same_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -29,12 +30,16 @@ def test_a_kill_in_an_exchange_of_several_threads_changes_nothing(phase: str, tm
         return (*flags, "--exchange-threads", str(OFFERS[group]), "--die", f"{phase} step {at}")
 
     with cluster(tmp_path) as here:
-        here.start_coordinator()
+        web = port.start(here)
         workers = here.start_together(GROUPS, flags_of)
         here.until_dead(workers[victim])
         # It comes back with fewer threads than the others have used so far.
         back = here.start(victim, *flags, "--exchange-threads", "2")
-        here.until(lambda: back.says("heals to step"), f"{victim} to heal")
+        # Until it is ready, and not just heals: it could enter too late for the few steps that are left.
+        here.until(
+            lambda: back.says("heals to step") and web.group(victim)["state"] == "ready",
+            f"{victim} to heal and stand by",
+        )
         first.touch()
         survivors = [workers[name] for name in others]
         here.until(

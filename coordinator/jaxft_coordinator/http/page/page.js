@@ -142,11 +142,12 @@ function said(event) {
   }
 }
 
+// An event can overtake the state before it, which is shown later: each piece goes to its place in time.
 function extend(group, state, t, reason) {
   const line = lines.get(group) ?? [];
-  const last = line.at(-1);
-  if (last?.state === state) return;
-  line.push({state, t, reason: reason ?? ""});
+  const place = line.findLastIndex(piece => piece.t <= t) + 1;
+  if (line[place - 1]?.state === state) return;
+  line.splice(place, 0, {state, t, reason: reason ?? ""});
   if (line.length > 200) line.shift();
   lines.set(group, line);
 }
