@@ -210,7 +210,8 @@ class Manager:
             this group was behind and has caught up.
 
         Raises:
-            ConfigurationError: `step.join` was not called before, or the loop's body has not called the step.
+            ConfigurationError: `step.join` was not called before, or the loop's body has not called the step,
+                or has called it twice without having read `manager.step` in between.
         """
         return steps(self._engine, total)
 

@@ -31,6 +31,8 @@ class LoopWatch:
         self.at_top = (
             False  # of the body of a loop over `steps`: the step of this iteration was not called yet
         )
+        self._in_body = False
+        self._looked = False  # the loop has read the step since its last call of the step
         self.calls = 0
         # How many calls of `step.edit` stand before the next step, and how many of these the loop's body has come to.
         self.edits_made = 0
@@ -41,6 +43,7 @@ class LoopWatch:
     def read(self) -> None:
         """The user's code has read the step."""
         self._unread = ""
+        self._looked = True
 
     def jumped(self, why: str, *, in_call: bool = False) -> None:
         """The step is not what a loop that counts its calls believes, because `why`.
@@ -75,7 +78,11 @@ class LoopWatch:
     def begins(self) -> None:
         """An iteration over `steps` begins."""
         self.read()
-        self.at_top, self._edits_seen = True, 0
+        self.at_top, self._in_body, self._edits_seen = True, True, 0
+
+    def ends(self) -> None:
+        """The body of a loop over `steps` ends, or is left."""
+        self.at_top = self._in_body = False
 
     def repeats_edit(self) -> bool:
         """Whether this edit of the iteration stands already, because the iteration is tried again."""
@@ -96,8 +103,14 @@ class LoopWatch:
                 f" and the loop has not looked. A loop that counts its calls would end at another step than the "
                 f"other groups. {_WRITE}"
             )
+        if self._in_body and not self.at_top and not self._looked:
+            raise ConfigurationError(
+                f"The body of the loop over `steps` calls the step again, at step {step}: `steps` looks for its end "
+                "between iterations, so the loop could end after its total, at another state than the other groups. "
+                "Call the step once in each iteration."
+            )
         self._unread = self._jump
-        self.at_top = False
+        self.at_top = self._looked = False
         self.calls += 1
 
 
@@ -105,7 +118,8 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
     """Yield the number of the next step until the state is that after `total` steps; without end if that is None.
 
     Raises:
-        ConfigurationError: this group has not joined the job, or the loop's body does not call the step.
+        ConfigurationError: this group has not joined the job, or the loop's body does not call the step, or calls it
+            again without having read the step.
     """
     if total is not None and (isinstance(total, bool) or not isinstance(total, int)):  # pyright: ignore
         raise ConfigurationError(f"steps takes the number of all steps of the run, not {total!r}.")
@@ -121,7 +135,7 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
         try:
             yield engine.step
         finally:
-            watch.at_top = False
+            watch.ends()
         if watch.calls == calls:
             raise ConfigurationError(
                 f"The body of the loop over `steps` has not called the step, so step {engine.step} is still to be "

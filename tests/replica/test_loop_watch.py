@@ -48,3 +48,23 @@ def test_a_range_may_begin_where_a_join_or_a_restore_has_led() -> None:
     watch.read()  # range(manager.step, total)
     for _ in range(3):
         called(watch)
+
+
+def test_an_iteration_calls_the_step_once_unless_it_looks_in_between() -> None:
+    watch = LoopWatch()
+    watch.begins()
+    called(watch)
+    with pytest.raises(ConfigurationError, match="calls the step again, at step 7: .* Call the step once"):
+        called(watch)
+    watch.read()  # while manager.step < ...
+    called(watch)
+    watch.ends()
+    called(watch)
+
+
+def test_an_iteration_whose_call_changed_nothing_may_call_again() -> None:
+    watch = LoopWatch()
+    watch.begins()
+    with pytest.raises(TimeoutError), watch.calling(lambda: 7):
+        raise TimeoutError
+    called(watch)
