@@ -54,7 +54,7 @@ def test_an_iteration_calls_the_step_once_unless_it_looks_in_between() -> None:
     watch = LoopWatch()
     watch.begins()
     called(watch)
-    with pytest.raises(ConfigurationError, match="calls the step again, at step 7: .* Call the step once"):
+    with pytest.raises(ConfigurationError, match=r"calls the step again, at step 7: .* Call the step once"):
         called(watch)
     watch.read()  # while manager.step < ...
     called(watch)
