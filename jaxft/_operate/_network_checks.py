@@ -77,11 +77,14 @@ def coordinators(
 
 
 def _advice(host: str, port: int, *, plain: bool) -> str:
-    usual = "check that it runs (its log says on which port), the network between, and TLS: --tls-ca"
+    listens = "check that it runs (its log says on which port), and the network between"
+    usual = f"{listens}, and TLS: --tls-ca"
     if not plain:
         return usual
     try:
         served(host, port)
+    except (ConnectionRefusedError, socket.gaierror):
+        return listens
     except OSError as error:
         return f"{usual}; a handshake of TLS ends with: {error}"
     return "it serves TLS: name the authority that signed its certificate with --tls-ca"
@@ -117,7 +120,7 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
     try:
         with bind("", 0) as listening:
             config = GroupConfig(coordinator=coordinator, group="doctor", host=host)
-            addresses = config.endpoint(listening.getsockname()[1]).addresses
+            addresses = config.endpoint(listening.getsockname()[1], limit_s=TIMEOUT_S).addresses
             listening.settimeout(TIMEOUT_S)
             for where, port in map(split_address, addresses):
                 with socket.create_connection((where, port), TIMEOUT_S):

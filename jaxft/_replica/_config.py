@@ -1,6 +1,5 @@
 """The settings of a group and its job, validated once."""
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from jaxft._errors import ConfigurationError
 from jaxft._numbers import check_positive, whole
 from jaxft._replica._credentials import TLS
 from jaxft._replica._endpoints import MAX_THREADS, Endpoint, endpoint_of
+from jaxft._replica._own_address import own_address
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
@@ -68,13 +68,15 @@ class GroupConfig:
         """The user's settings, prefixed so that they cannot collide with jaxft's."""
         return {f"settings.{name}": value for name, value in self.settings.items()}
 
-    def endpoint(self, port: int) -> Endpoint:
+    def endpoint(self, port: int, *, limit_s: float) -> Endpoint:
         """Where the other groups reach this process, which listens on `port`.
 
+        Waits for a route to the coordinator, at most `limit_s`, if no `host` was given.
+
         Raises:
-            ConfigurationError: no `host` was given, and this machine has no route to the coordinator.
+            CoordinatorUnreachable: this machine has found no route to it in that time.
         """
-        hosts = _hosts(self.host) or [_own_address(self.coordinator)]
+        hosts = _hosts(self.host) or [own_address(self.coordinator, limit_s)]
         return endpoint_of(hosts, port, self.exchange_threads)
 
 
@@ -111,6 +113,11 @@ def _check_address(coordinator: str) -> None:
                 f"the coordinator's address must be host:port, or several separated by commas, not "
                 f"{coordinator!r}"
             )
+        if "/" in host:
+            raise ConfigurationError(
+                f"the coordinator's address must be host:port, without a scheme or a path: {host.rpartition('/')[2]}:"
+                f"{port}, not {coordinator!r}"
+            )
 
 
 def _check_name(what: str, name: str) -> None:
@@ -139,27 +146,3 @@ def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
                 f"{name!r}: {value!r:.100}"
             )
     return dict(settings)
-
-
-def _own_address(coordinator: str) -> str:
-    """The address of the interface that routes to the coordinator; the other groups can reach it too."""
-    problems: list[str] = []
-    for each in coordinator.split(","):
-        try:
-            address = _address_towards(each.strip())
-        except OSError as error:
-            problems.append(f"{each.strip()}: {error}")
-            continue
-        return f"[{address}]" if ":" in address else address
-    raise ConfigurationError(
-        f"found no route to the coordinator ({'; '.join(problems)}). Check the host name, or pass `host=`, "
-        "the address at which the other groups reach this one."
-    )
-
-
-def _address_towards(coordinator: str) -> str:
-    host, _, port = coordinator.rpartition(":")
-    family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(target)  # sends nothing: it only picks the route
-        return probe.getsockname()[0]

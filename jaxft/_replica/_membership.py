@@ -70,8 +70,8 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     """Connect this process with the others of its group, if `jax.distributed` has made them one.
 
     Raises:
-        ConfigurationError: the token, TLS or the address cannot be used, or the ranks have different numbers of
-            devices.
+        ConfigurationError: the token or TLS cannot be used, or the ranks have different numbers of devices.
+        CoordinatorUnreachable: this machine has found no route to it within the failure timeout.
     """
     credentials = Credentials.read(config.token, config.tls)
     if credentials.key is not None:
@@ -83,7 +83,7 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
         return _follow(config, store, credentials, rank, size)
     incarnation = Incarnation(secrets.randbits(63))
     listener = _listener(config, store, credentials, incarnation, rank)
-    own = Addresses(config.endpoint(listener.port), config.group)
+    own = _addresses(config, listener, rank)
     leader = None
     if size > 1:
         _announce(incarnation, str(own.now()))
@@ -147,11 +147,16 @@ def _listener(
         key=credentials.data_key,
         rank=rank,
     )
+    return listener
+
+
+def _addresses(config: GroupConfig, listener: Listener, rank: int) -> Addresses:
+    endpoint = config.endpoint(listener.port, limit_s=config.failure_timeout_s)
     _log.info(
         "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
-        *(config.group, rank, listener.port, config.endpoint(listener.port)),
+        *(config.group, rank, listener.port, endpoint),
     )
-    return listener
+    return Addresses(endpoint, config.group)
 
 
 def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":
@@ -179,7 +184,7 @@ def _follow(
 
     incarnation, leader_address = _hear_announcement()
     listener = _listener(config, store, credentials, incarnation, rank)
-    own = Addresses(config.endpoint(listener.port), config.group)
+    own = _addresses(config, listener, rank)
     group = config.group
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s

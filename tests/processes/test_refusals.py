@@ -76,8 +76,11 @@ def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
         jaxft.Manager("localhost", group="group-0")
     with pytest.raises(jaxft.ConfigurationError, match=r'must be a str, "host:port", not 29510'):
         jaxft.Manager(29510, group="group-0")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(jaxft.ConfigurationError, match=r"found no route to the coordinator .*no-such-host"):
-        jaxft.Manager("no-such-host.invalid:29510", group="group-0").__enter__()
+    for url in ("http://host:29510", "grpc://a/host:29510"):
+        with pytest.raises(
+            jaxft.ConfigurationError, match=rf"without a scheme or a path: host:29510, not '{url}'"
+        ):
+            jaxft.Manager(url, group="group-0")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,53 @@
+"""The address at which the others reach this machine: the one from which it reaches the coordinator."""
+
+import logging
+import socket
+import time
+
+from jaxft._errors import CoordinatorUnreachable
+from jaxft._transport._names import SLOW_WAIT_S, targets_of
+
+_log = logging.getLogger("jaxft")
+_RETRY_S = 0.5
+
+
+def own_address(coordinator: str, limit_s: float) -> str:
+    """The address of the interface that routes to the coordinator; the other groups can reach it too.
+
+    A scheduler may start this process before the coordinator's name is known, as Kubernetes does, or before a network
+    is up. So it asks again until there is a route.
+
+    Args:
+        coordinator: host:port, or several separated by commas.
+        limit_s: how long to ask.
+
+    Raises:
+        CoordinatorUnreachable: there is no route to any of them.
+    """
+    began_s = time.monotonic()
+    deadline_s, slow_s = began_s + limit_s, began_s + SLOW_WAIT_S
+    while True:
+        problems: list[str] = []
+        for each in map(str.strip, coordinator.split(",")):
+            try:
+                return _address_towards(each, max(_RETRY_S, deadline_s - time.monotonic()))
+            except (OSError, UnicodeError) as error:
+                problems.append(f"{each}: {error}")
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
+            raise CoordinatorUnreachable(
+                f"found no route to the coordinator within {limit_s:.3g} s ({'; '.join(problems)}). Check the host "
+                "name, or pass `host=`, the address at which the other groups reach this one."
+            )
+        if now_s >= slow_s:
+            _log.warning("Still waiting for a route to the coordinator: %s.", "; ".join(problems))
+            slow_s = deadline_s
+        time.sleep(min(_RETRY_S, deadline_s - now_s))
+
+
+def _address_towards(coordinator: str, limit_s: float) -> str:
+    family, target = targets_of(coordinator, limit_s)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing: it only picks the route
+        address = probe.getsockname()[0]
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,73 @@
+"""The address that a group tells the others: it waits for a coordinator that no name server knows yet."""
+
+import logging
+import socket
+import time
+from typing import Any
+
+import pytest
+
+import jaxft
+from jaxft._replica import _own_address
+from jaxft._replica._own_address import own_address
+
+
+class Routes:
+    """In the place of name servers: the errors in turn, and then this machine."""
+
+    def __init__(self, *errors: OSError) -> None:
+        self._errors = list(errors)
+        self.asked: list[str] = []
+
+    def __call__(self, address: str, limit_s: float) -> list[tuple[int, tuple[Any, ...]]]:
+        self.asked.append(address)
+        if self._errors:
+            raise self._errors.pop(0)
+        return [(socket.AF_INET, ("127.0.0.1", 29510))]
+
+
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_own_address, "_RETRY_S", 0.001)
+
+
+def test_an_address_in_digits_needs_no_name_server() -> None:
+    assert own_address("127.0.0.1:29510", 0.0) == "127.0.0.1"
+
+
+def test_the_next_coordinator_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = Routes(UNKNOWN)
+    monkeypatch.setattr(_own_address, "targets_of", routes)
+    assert own_address("a:1, b:2", 0.0) == "127.0.0.1"
+    assert routes.asked == ["a:1", "b:2"]
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("error", [UNKNOWN, OSError(101, "Network is unreachable")])
+def test_a_route_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    routes = Routes(error, error, error)
+    monkeypatch.setattr(_own_address, "targets_of", routes)
+    assert own_address("later:1", 60.0) == "127.0.0.1"
+    assert len(routes.asked) == 4
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_own_address, "targets_of", Routes(*[UNKNOWN] * 9))
+    monkeypatch.setattr(_own_address, "SLOW_WAIT_S", 0.0)
+    with caplog.at_level(logging.WARNING, "jaxft"):
+        own_address("later:1", 60.0)
+    assert [one for one in caplog.messages if "route to the coordinator: later:1: [Errno -2] Name" in one]
+    assert len(caplog.messages) == 1
+
+
+def test_no_route_is_an_error_after_the_limit() -> None:
+    began_s = time.monotonic()
+    with pytest.raises(
+        jaxft.CoordinatorUnreachable, match=r"within 0.2 s .*no-such-host.*Check the host name"
+    ):
+        jaxft.Manager("no-such-host.invalid:29510", group="group-0", failure_timeout_s=0.2).__enter__()
+    assert time.monotonic() - began_s >= 0.2
