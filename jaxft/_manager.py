@@ -276,6 +276,8 @@ class Manager:
             raise ConfigurationError("a Manager is entered once; make another for another run")
         config = self._config
         self._beacon = beacon_of_process()
+        if self._beacon is not None:
+            self._beacon.joins(config.coordinator, config.group)
         store = StateStore()
         member = self._member = assemble(config, store)
         try:

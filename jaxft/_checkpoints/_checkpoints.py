@@ -106,8 +106,19 @@ class Checkpoints:
         return step > 0 and step % self._every_steps == 0
 
     def steps(self) -> list[int]:
-        """The steps that have a complete checkpoint, ascending. Whether one is damaged shows when it is read."""
-        return _folder.steps(self._folder)
+        """The steps that have a complete checkpoint, ascending. Whether one is damaged shows when it is read.
+
+        Raises:
+            ConfigurationError: the folder is a file.
+            OSError: it cannot be read.
+        """
+        try:
+            return _folder.steps(self._folder)
+        except NotADirectoryError as error:
+            raise ConfigurationError(
+                f"the folder of the checkpoints, {str(self._folder)!r}, is a file, or is in one. Name a folder on a "
+                "disk that all groups share."
+            ) from error
 
     def reading(self, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
         """Yield whether this process should read a checkpoint, or leave that to others that are reading now.

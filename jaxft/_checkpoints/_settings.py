@@ -40,9 +40,13 @@ def refusal(
     names = "{" + ", ".join(map(repr, sorted({*changed, *(name for name, _, _ in differing)}))) + "}"
     lines.append(
         "Start with the saved settings; or choose another folder for another run; or, to continue with different "
-        f"settings on purpose, call `manager.restore(state, changed={names})`. A coordinator that remembers this job "
-        "still refuses them: give the continued job a new name, and add 'job' to `changed`."
+        f"settings on purpose, call `manager.restore(state, changed={names})`."
     )
+    if "job" not in changed:
+        lines[-1] += (
+            " A coordinator that remembers this job still refuses them: give the continued job a new name, and add "
+            "'job' to `changed`."
+        )
     return "\n".join(lines)
 
 

@@ -56,6 +56,19 @@ class Beacon:
         self._try(WordFile.touch)
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
 
+    @staticmethod
+    def joins(coordinator: str, group: str) -> None:
+        """Warn if the program joins as another group, or elsewhere, than its supervisor has told it."""
+        told = (os.environ.get("JAXFT_COORDINATOR", coordinator), os.environ.get("JAXFT_GROUP", group))
+        if (coordinator, group) != told:
+            _log.warning(
+                "[jaxft] `jaxft launch` started this program as group %r of the coordinator %s, but it joins %s as "
+                "%r. Groups of one name evict one another, and the launcher's coordinator is left without groups. "
+                "Leave both arguments out of jaxft.Manager(...), or pass them to the program as {coordinator} and "
+                "{group} in its command.",
+                *(told[1], told[0], coordinator, group),
+            )
+
     def watching(self, engine: Engine, members: Callable[[], int]) -> "Watched":
         """Return an engine that tells when a call of the step begins and ends.
 

@@ -39,7 +39,7 @@ def python_words(command: Sequence[str]) -> list[str] | None:
 def _is_ours(program: Path) -> bool:
     """Whether it is this interpreter with the same packages: python and python3 of one environment are the same."""
     ours = Path(sys.executable)
-    return program.absolute().parent == ours.absolute().parent and program.samefile(ours)
+    return program.parent.resolve() == ours.parent.resolve() and program.samefile(ours)
 
 
 def with_statuses(command: Sequence[str]) -> list[str]:

@@ -147,7 +147,10 @@ def _advice(address: str, why: object) -> str:
     if isinstance(why, ssl.SSLError):
         return "If the coordinator was started without --tls-cert, its address begins with http://."
     if isinstance(why, http.client.HTTPException) and address.startswith("http://"):
-        return "If the coordinator was started with --tls-cert, its address begins with https://."
+        return (
+            "If the coordinator was started with --tls-cert, its address begins with https://. If this is the port "
+            "that groups connect to, 29510 by default: commands ask the one of --http, which its log names."
+        )
     return (
         "Does the coordinator run, with --http? Give its address with --http, or in the environment variable "
         "JAXFT_HTTP."

@@ -36,10 +36,10 @@ def refuse_iterator(batch: Any) -> None:
     """Raise ConfigurationError if the batch is an iterator over batches."""
     if (isinstance(batch, Iterator) and not callable(batch)) or takes_next(batch):
         raise ConfigurationError(
-            f"The batch is {short(batch)}, a {type(batch).__name__}. A step is given the batch itself, "
-            "`next(batches)`, or a pure function `batch(step, shard)` that returns the batch of any shard, such as "
-            "`jaxft.data.from_iterator(make, shards)`. With an iterator, no other group could compute the batch of "
-            "a group that is lost."
+            f"The batch is {short(batch)}, a {type(batch).__name__}. A step with `shards=` is given a pure function "
+            "`batch(step, shard)` that returns the batch of any shard, such as `jaxft.data.from_iterator(make, "
+            "shards)`; without, also the batch itself, `next(batches)`. With an iterator, no other group could "
+            "compute the batch of a group that is lost."
         )
 
 

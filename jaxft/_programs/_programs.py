@@ -325,9 +325,19 @@ class Programs:
         if tree != self.traced.state_tree:
             raise OtherTypes(
                 f"The state has another structure than the one that this step was compiled for: {tree} is not "
-                f"{self.traced.state_tree}."
+                f"{self.traced.state_tree}.{self._unpack(state)}"
             )
         return own(leaves, state)
+
+    def _unpack(self, given: Any) -> str:
+        """What to write if the step was given its whole result in the place of the state."""
+        if (
+            isinstance(given, tuple)
+            and len(given) == 2
+            and jax.tree.structure(given[0]) == self.traced.state_tree
+        ):
+            return " It is the whole result of the step: write `state, metrics = step(state, batch)`."
+        return ""
 
     def unflatten(self, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves."""

@@ -127,7 +127,8 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
     if engine.handed is None:
         raise ConfigurationError(
             "This group has not joined the job, so its step and state may be old ones. Call "
-            "`state = step.join(state, batch)` before the loop: it returns the job's newest state."
+            "`state = step.join(state, batch)` before the loop: it returns the job's newest state. A step that was "
+            "made without this manager joins no job."
         )
     while total is None or engine.step < total:
         calls = watch.calls

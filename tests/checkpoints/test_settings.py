@@ -53,6 +53,7 @@ def test_what_differs_is_refused_by_name(changes: dict[str, str], said: str, tmp
     assert f"manager.restore(state, changed={{{name!r}}})" in str(refused.value)
     restored = checkpoints.restore(of_optax(), job="docs", settings=present(**changes), changed={name})
     assert restored is not None
+    assert "give the continued job a new name, and add 'job' to `changed`" in str(refused.value)
 
 
 def test_what_is_missing_now_differs_too(tmp_path: Path) -> None:
@@ -74,6 +75,10 @@ def test_another_job_goes_on_from_it_on_purpose(tmp_path: Path) -> None:
     checkpoints = saved_with(tmp_path, SAVED)
     with pytest.raises(ConfigurationError, match="add 'job' to `changed`"):
         checkpoints.restore(of_optax(), job="other", settings=present())
+    with pytest.raises(
+        ConfigurationError, match=r"changed={'job', 'seed'}\)`\.$"
+    ):  # it has a new name already
+        checkpoints.restore(of_optax(), job="other", settings=present(seed="1"), changed={"job"})
     assert checkpoints.restore(of_optax(), job="other", settings=present(), changed={"job"}) is not None
 
 

@@ -98,3 +98,10 @@ def test_names_that_differ_are_stored(state: Any, tmp_path: Path) -> None:
     restored = checkpoints.restore(jax.tree.map(jnp.zeros_like, state), job="docs")
     assert restored is not None
     assert same(restored.state, state)
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "in"):
+        with pytest.raises(ConfigurationError, match=rf"'{folder}', is a file, or is in one"):
+            Checkpoints(folder).steps()

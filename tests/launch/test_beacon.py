@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxft._launch._beacon import Beacon
 from jaxft._launch._phase_file import Word, read_word
 from tests import patience
 
@@ -84,6 +85,19 @@ def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
 
         patience.until(asked, "its stack")
         assert process.poll() is None
+
+
+def test_a_program_that_joins_as_another_group_is_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("JAXFT_COORDINATOR", "localhost:1")
+    monkeypatch.setenv("JAXFT_GROUP", "group-0")
+    Beacon.joins("localhost:1", "group-0")
+    assert caplog.messages == []
+    for joined in (("localhost:2", "group-0"), ("localhost:1", "mine")):
+        Beacon.joins(*joined)
+        assert f"but it joins {joined[0]} as {joined[1]!r}." in caplog.messages.pop()
+        caplog.clear()
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,14 @@ def test_which_commands_can_be_forked(words: list[str], python: Any) -> None:
     assert python_words(words) == python
 
 
+def test_an_environment_behind_a_link_is_the_same(tmp_path: Path) -> None:
+    interpreter = Path(sys.executable)
+    (tmp_path / "link").symlink_to(interpreter.parent.parent)
+    linked = tmp_path / "link" / interpreter.parent.name / interpreter.name
+    assert python_words([str(linked), __file__]) == [__file__]
+    assert python_words([str(interpreter.resolve()), __file__]) is None  # without our packages
+
+
 def test_a_fork_that_runs_can_be_waited_for_with_a_limit(
     processes: Processes, warm: Warm, program: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_without_a_coordinator_both_say_what_to_do() -> None:
     assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in found.stdout
     assert f"WARN  a program of this machine holds {nothing}: it is no coordinator" in found.stdout
     assert "FAIL  no coordinator leads" in found.stdout
+    assert "TLS" not in found.stdout
 
 
 @pytest.mark.parametrize(

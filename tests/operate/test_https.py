@@ -72,7 +72,7 @@ def test_what_goes_wrong_with_a_certificate_says_what_to_do(files: Certificates,
     async def scenario() -> None:
         async with (
             serving(cert=files.cert, key=files.key) as (_, _, _, secure),
-            serving() as (_, _, _, plain),
+            serving() as (server, _, _, plain),
         ):
             private = "If a private authority has signed .* name it with --tls-ca, or in .* JAXFT_HTTP_CA"
             for url, ca, why in (
@@ -87,6 +87,11 @@ def test_what_goes_wrong_with_a_certificate_says_what_to_do(files: Certificates,
                     secure.url.replace("https", "http"),
                     None,
                     "started with --tls-cert, its address begins with https:",
+                ),
+                (
+                    f"http://localhost:{server.port}",
+                    None,
+                    "the port that groups connect to, 29510 by default: commands ask the one of --http",
                 ),
                 (
                     plain.url.replace("http", "https"),

@@ -167,7 +167,7 @@ def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
 def test_an_iterator_as_batch(batch: Any, shards: int | None) -> None:
     with pytest.raises(
         ConfigurationError,
-        match=r"The batch is .*a (list_iterator|generator|partial)\..*`next\(batches\)`, or a pure function",
+        match=r"The batch is .*a (list_iterator|generator|partial)\..*`next\(batches\)`\.",
     ):
         jaxft.fault_tolerant(train_step, None, shards=shards)(jnp.zeros(3), batch)
 

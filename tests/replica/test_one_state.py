@@ -320,6 +320,19 @@ def test_the_same_step_may_be_made_again(manager: jaxft.Manager | None) -> None:
     assert int(state["n"]) == 2
 
 
+def test_a_state_that_is_the_whole_result_of_a_step_is_refused_with_what_to_write(
+    manager: jaxft.Manager | None,
+) -> None:
+    step, state = begun(manager)
+    result = step(state, batch_for)
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"whole result of the step: write `state, metrics = step"
+    ):
+        step(result, batch_for)
+    state, _ = step(result[0], batch_for)
+    assert int(state["n"]) == 2
+
+
 def test_a_loop_over_steps_that_calls_the_step_twice_is_refused_before_it_passes_its_total(
     manager: jaxft.Manager | None,
 ) -> None:
