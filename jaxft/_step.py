@@ -434,7 +434,7 @@ class Step:
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
         refuse_others("state", state)
         refuse_others("batch", batch)
-        state_types = _types(state)
+        state_types = _types_of_state(state)
         signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)
         if programs is None:
@@ -516,3 +516,12 @@ _NOTHING = _Given((), (), {})
 def _types(tree: Any) -> tuple[Any, ...]:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, *((jax.typeof(leaf), placed(leaf)) for leaf in leaves)
+
+
+def _types_of_state(state: Any) -> tuple[Any, ...]:
+    """As `_types`. A state may come back with other weak types than it had; the programs for it are the same."""
+    leaves, treedef = jax.tree.flatten(state)
+    avals: list[Any] = list(map(jax.typeof, leaves))
+    return treedef, *(
+        (aval.shape, aval.dtype, placed(leaf)) for aval, leaf in zip(avals, leaves, strict=True)
+    )

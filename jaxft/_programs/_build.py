@@ -48,6 +48,16 @@ class Shared:
     # How an overlapped step was divided for the first batch, by the types of the state: the same for each batch.
     divisions: dict[Hashable, Labels] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)  # the lines that the log has been warned of
+    # The types of the first state. A state that a step returns may differ from it in which types are weak: those of
+    # Python's numbers are, and what a step makes of them need not be. Programs for it would have another `apply`.
+    states: dict[Hashable, Sequence[Spec]] = field(default_factory=dict)
+
+    def specs(
+        self, leaves: Sequence[Any], batch_leaves: Sequence[Any]
+    ) -> tuple[Sequence[Spec], Sequence[Spec]]:
+        """The types to compile for, of the leaves of the state and of the batch."""
+        state_specs, batch_specs = specs(leaves, batch_leaves)
+        return self.states.setdefault(_types(state_specs), state_specs), batch_specs
 
     def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
         """Warn, once for each line, of random numbers that are the same in all shards."""
@@ -90,7 +100,7 @@ def cut_programs(
     leaves = own(leaves, state)
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
-    state_specs, batch_specs = specs(leaves, batch_leaves)
+    state_specs, batch_specs = shared.specs(leaves, batch_leaves)
     traced = trace_step(
         train_step,
         (state_specs, state_tree),
@@ -146,8 +156,9 @@ def cut_only(
     overlap: int = 1,
 ) -> Cut:
     """Trace and cut a step as `cut_programs` does, and compile nothing."""
+    shared = shared or Shared()
     (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
-    state_specs, batch_specs = specs(own(leaves, state), batch_leaves)
+    state_specs, batch_specs = shared.specs(own(leaves, state), batch_leaves)
     traced = trace_step(
         train_step,
         (state_specs, state_tree),
@@ -156,7 +167,7 @@ def cut_only(
         static_kwargs or {},
         axis,
     )
-    return _cut(traced, state_specs, axis, overlap, shared or Shared())
+    return _cut(traced, state_specs, axis, overlap, shared)
 
 
 def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int, shared: Shared) -> Cut:

@@ -52,6 +52,37 @@ def test_one_trace_for_each_shape_of_the_batch() -> None:
     assert len(applies) == 1, "one apply serves batches of all shapes"
 
 
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        pytest.param(0.3, lambda decay: decay * jnp.float32(1), id="no longer weak"),
+        pytest.param(np.float32(0.3), lambda decay: 0.3, id="weak from then on"),
+    ],
+)
+def test_weak_types_that_change_make_no_other_programs(first: Any, later: Any) -> None:
+    """A step is replayed by groups that have other batches, or come later: all must round alike."""
+
+    @jax.numpy_dtype_promotion("standard")
+    def decaying(state: Any, batch: Any, scale: float) -> Any:
+        mean, decay = jaxft.pmean(jnp.mean(batch) * scale), state["decay"]
+        wide = state["wide"] + mean
+        narrow = state["narrow"] * decay  # with a weak factor in bfloat16, else in float32
+        return {"narrow": narrow.astype(jnp.bfloat16), "wide": wide, "decay": later(decay)}, {}
+
+    def run(rows: list[int], scales: list[float]) -> Any:
+        step = jaxft.fault_tolerant(decaying, None, static_argnames="scale")
+        narrow = jax.random.normal(jax.random.key(0), (64,), jnp.bfloat16)
+        state: Any = {"narrow": narrow, "wide": jnp.zeros(()), "decay": first}
+        for each, scale in zip(rows, scales, strict=True):
+            state, _ = step(state, np.ones(each, np.float32), scale=scale)
+        assert len({programs.executables.apply_key for programs in step._programs.values()}) == 1
+        return bits(state["narrow"])
+
+    alike = run([4, 4, 4], [1.0, 1.0, 1.0])
+    assert run([4, 8, 2], [1.0, 1.0, 1.0]) == alike
+    assert run([4, 4, 4], [1.0, 2.0, 3.0]) == alike
+
+
 def test_batches_as_under_jit() -> None:
     """numpy arrays, also of a wider type, and JAX arrays with and without a chosen placement."""
     model = mlp_adam()
