@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs import _compat
@@ -23,13 +22,20 @@ _STATE = (
 
 def refuse_others(what: str, tree: Any) -> None:
     """Raise ConfigurationError if a leaf of the state or of the batch (`what`) is not an array or a number."""
+    if found := other(what, tree):
+        raise ConfigurationError(f"{found} {_BATCH if what == 'batch' else _STATE}")
+
+
+def other(what: str, tree: Any) -> str:
+    """Name the first leaf of a pytree (`what`) that is not an array or a number to JAX; "" if there is none."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if not _is_array(leaf):
             where = jax.tree_util.keystr(path)
-            raise ConfigurationError(
+            return (
                 f"{f'The leaf {where} of the {what}' if where else f'The {what}'} is {short(leaf)}, a "
-                f"{type(leaf).__name__}, and not an array of numbers. {_BATCH if what == 'batch' else _STATE}"
+                f"{type(leaf).__name__}, and not an array of numbers."
             )
+    return ""
 
 
 def refuse_iterator(batch: Any) -> None:
@@ -100,12 +106,16 @@ def check_batch_function(batch_for: Callable[..., Any]) -> None:
 
 
 def short(value: Any) -> str:
-    text = repr(value)
+    """How messages show a value: in one line, which is not long."""
+    text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
 
 
 def _is_array(leaf: Any) -> bool:
     if isinstance(leaf, _NUMBERS):
         return True
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and not (isinstance(dtype, np.dtype) and dtype.kind in "OUSMm")
+    try:
+        jax.typeof(leaf)
+    except TypeError:  # a text, a tensor of another library, a numpy array of objects or of times
+        return False
+    return not isinstance(leaf, jax.ShapeDtypeStruct)

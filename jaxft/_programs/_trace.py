@@ -10,6 +10,7 @@ import jax
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
+from jaxft._programs._checks import other
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import labels
 from jaxft._programs._primitive import Path, path_names
@@ -50,8 +51,8 @@ def trace_step(
     """Trace a step once.
 
     Raises:
-        StepError: it does not return (state, metrics), changes the structure, shapes or dtypes of the state, or uses
-            a named axis other than `axis`.
+        StepError: it does not return (state, metrics), returns other things than arrays and numbers in them, changes
+            the structure, shapes or dtypes of the state, or uses a named axis other than `axis`.
     """
     (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
     seen: list[_Seen] = []
@@ -68,6 +69,7 @@ def trace_step(
         if new_tree != state_tree:
             had = list(map(jax.tree_util.keystr, paths))
             raise StepError(_other_structure((state_tree, had), (new_tree, labels(new_state))))
+        _check_arrays(new_state, metrics)
         metric_leaves, metrics_tree = jax.tree.flatten(metrics)
         seen.append(_Seen(metrics_tree, paths, batch_labels))
         return new_leaves, metric_leaves
@@ -111,6 +113,14 @@ def _pair(result: Any) -> tuple[Any, Any]:
         f"The train step returned {what}, but it must return a pair: `return new_state, metrics`, where metrics can "
         "be any pytree, such as {}."
     )
+
+
+def _check_arrays(new_state: Any, metrics: Any) -> None:
+    if found := other("new state", new_state) or other("metrics", metrics):
+        raise StepError(
+            f"{found} A step returns pytrees of arrays and numbers, which its programs compute: leave the leaf out, "
+            "or add it to the metrics outside of the step."
+        )
 
 
 def _other_structure(before: tuple[PyTreeDef, list[str]], after: tuple[PyTreeDef, list[str]]) -> str:

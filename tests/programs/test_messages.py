@@ -147,7 +147,23 @@ def test_an_equinox_model_without_arrays() -> None:
         jaxft.fault_tolerant(train_step, None)(model, ROWS)
 
 
-@pytest.mark.parametrize("leaf", ["x", np.array(["x"]), np.array([None]), object()])
+class Tensor:
+    """What a data loader of another library returns."""
+
+    shape = (3,)
+    dtype = "float32"
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return ROWS
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        *("x", np.array(["x"]), np.array([None]), object(), Tensor()),
+        *(np.zeros(3, "M8[s]"), np.zeros(3, [("x", "f4")]), jax.ShapeDtypeStruct((3,), jnp.float32)),
+    ],
+)
 def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
     step = jaxft.fault_tolerant(train_step, None)
     with pytest.raises(
@@ -158,6 +174,9 @@ def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
         ConfigurationError, match=r"The leaf \['a'\] of the batch is .*A batch is a pytree of arrays"
     ):
         step(jnp.zeros(3), {"a": leaf})
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    with pytest.raises(ConfigurationError, match=r"The leaf \['a'\] of the batch is "):
+        step(jnp.zeros(3), lambda step, shard: {"a": leaf})
 
 
 @pytest.mark.parametrize("shards", [None, 2])

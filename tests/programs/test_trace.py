@@ -52,6 +52,17 @@ def test_another_structure() -> None:
     refused(lambda state: None, r"missing: \['n'\], \['w'\]")
 
 
+@pytest.mark.parametrize("leaf", ["train", jnp.sin, {1, 2}, np.array(["train"])])
+def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
+    expected = r"is .*, and not an array of numbers\. A step returns pytrees of arrays and numbers"
+    refused(lambda state: state | {"w": leaf}, rf"The leaf \['w'\] of the new state {expected}")
+    step = jaxft.fault_tolerant(
+        lambda state, batch: (state, {"mean": jaxft.pmean(batch), "phase": leaf}), None
+    )
+    with pytest.raises(StepError, match=rf"The leaf \['phase'\] of the metrics {expected}"):
+        step(STATE, BATCH)
+
+
 def test_another_shape_or_dtype() -> None:
     refused(lambda state: state | {"w": state["w"][:2]}, r"leaf \['w'\] has type float32\[2\].*float32\[3\]")
     refused(
