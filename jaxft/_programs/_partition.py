@@ -84,6 +84,7 @@ class Cut:
     forwarded: dict[int, int]  # from a new leaf to the old leaf that it equals
     applied: tuple[int, ...]
     reported: tuple[int, ...]
+    constants: dict[int, Any]  # metrics that no program makes, such as the batch's number of rows
     metrics: tuple[Any, ...]  # abstract values
     batch_leaves: int
     consts: tuple[Any, ...]  # what the step closes over, of all programs
@@ -171,7 +172,9 @@ def cut(
     made = sorted((i for i in range(count) if i not in forwarded), key=lambda i: i in kept)
     donated = [i for i in made if i not in kept]
     of_batch = [bool(taints.taint(atom) & BATCH) for atom in metrics]
-    applied = tuple(i for i, is_of_batch in enumerate(of_batch) if not is_of_batch)
+    # Not made by `apply`, which is the same for batches of all shapes.
+    constants = {i: atom.val for i, atom in enumerate(metrics) if not _compat.is_var(atom)}
+    applied = tuple(i for i, is_of_batch in enumerate(of_batch) if not is_of_batch and i not in constants)
     # The metrics of a shard, by stage. Those of the last one, after all exchanges, are reported.
     local = [
         tuple(i for i, atom in enumerate(metrics) if of_batch[i] and step.stage(atom) == stage)
@@ -200,6 +203,7 @@ def cut(
         forwarded=forwarded,
         applied=applied,
         reported=local[last],
+        constants=constants,
         metrics=tuple(atom.aval for atom in metrics),
         batch_leaves=len(batch_labels),
         consts=tuple(flat.consts.values()),

@@ -436,6 +436,7 @@ class Programs:
         leaves = self._new_leaves([*outputs, *state])
         self.separate.made(leaves)
         metrics.update(zip(self.cut.applied, outputs[len(self.cut.made) :], strict=True))
+        metrics.update({index: jnp.asarray(value) for index, value in self.cut.constants.items()})
         ordered = [metrics[index] for index in range(len(self.cut.metrics))]
         return leaves, self.traced.metrics_tree.unflatten(ordered)
 

@@ -52,6 +52,26 @@ def test_one_trace_for_each_shape_of_the_batch() -> None:
     assert len(applies) == 1, "one apply serves batches of all shapes"
 
 
+def test_metrics_that_are_numbers_make_no_other_programs() -> None:
+    """The last batch of an epoch has fewer rows, and logs say how many."""
+
+    def numbers(batch: Any) -> Any:
+        rows = batch.shape[0]
+        return {"rows": rows, "half": rows / 2, "float32": np.float32(rows), "bfloat16": jnp.bfloat16(rows)}
+
+    step = jaxft.fault_tolerant(
+        lambda state, batch: (state + jaxft.pmean(jnp.mean(batch)), {**numbers(batch), "whole": True}), None
+    )
+    state: Any = jnp.zeros(())
+    for rows in (4, 3, 4, 1):
+        batch = np.ones(rows, np.float32)
+        state, metrics = step(state, batch)
+        expected = jax.jit(lambda batch: {**numbers(batch), "whole": True})(batch)
+        assert jax.tree.map(jax.typeof, metrics) == jax.tree.map(jax.typeof, expected)
+        assert bits(metrics) == bits(expected)
+    assert len({programs.executables.apply_key for programs in step._programs.values()}) == 1
+
+
 @pytest.mark.parametrize(
     ("first", "later"),
     [
