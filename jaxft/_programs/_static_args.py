@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import short
@@ -29,23 +29,26 @@ class Statics:
         Raises:
             ConfigurationError: the state or the batch is declared static, or an argument does not exist.
         """
+        known = _Parameters.of(function)
         positions = {argnums} if isinstance(argnums, int) else set(argnums)
+        count = len(known.positional)
+        positions = {number + count if -count <= number < 0 else number for number in positions}
         names = {argnames} if isinstance(argnames, str) else set(argnames)
-        parameters = _parameters(function)
         for name in names:
-            if parameters and name not in parameters:
+            if not known.takes(name):
                 raise ConfigurationError(
-                    f"static_argnames has {name!r}, but the train step has the arguments {', '.join(parameters)}."
+                    f"static_argnames has {name!r}, but the train step has the arguments "
+                    f"{', '.join((*known.positional, *known.named))}."
                 )
         wrong = sorted(number for number in positions if number < 2)
-        wrong += sorted(parameters.index(name) for name in names if name in parameters[:2])
+        wrong += sorted(known.positional.index(name) for name in names if name in known.positional[:2])
         if wrong:
             raise ConfigurationError(
                 f"Argument {wrong[0]} of the train step is declared static, but the first two are the state and the "
                 "batch, which cannot be static. Positions are counted from 0 in the step's own signature."
             )
-        names |= {parameters[number] for number in positions if number < len(parameters)}
-        positions |= {parameters.index(name) for name in names if name in parameters}
+        names |= {known.positional[number] for number in positions if number < count}
+        positions |= {known.positional.index(name) for name in names if name in known.positional}
         return Statics(frozenset(positions), frozenset(names))
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -72,12 +75,28 @@ def _undeclared(what: str, declaration: str) -> str:
     )
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.name for each in parameters if each.kind in kinds] + [
-        each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+class _Parameters(NamedTuple):
+    """What a signature says of the arguments of a function."""
+
+    positional: Sequence[str]
+    named: Sequence[str]  # by name alone
+    any_name: bool  # whether it takes others by name
+
+    @staticmethod
+    def of(function: Callable[..., Any]) -> "_Parameters":
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return _Parameters((), (), any_name=True)
+        return _Parameters(
+            [
+                each.name
+                for each in parameters
+                if each.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            ],
+            [each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY],
+            any_name=any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters),
+        )
+
+    def takes(self, name: str) -> bool:
+        return self.any_name or name in (*self.positional, *self.named)

@@ -200,6 +200,33 @@ def test_static_arguments(declared: Any) -> None:
     assert bits(state) == bits(step_models.mlp_params())
 
 
+def scaled(state: Any, batch: Any, scale: float) -> Any:
+    return state + jaxft.pmean(batch) * scale, {}
+
+
+def with_options(state: Any, batch: Any, **options: float) -> Any:
+    return scaled(state, batch, **options)
+
+
+def after_the_others(*arrays: Any, scale: float) -> Any:
+    return scaled(*arrays, scale)
+
+
+@pytest.mark.parametrize(
+    ("step", "declared", "args", "kwargs"),
+    [
+        (scaled, {"static_argnums": -1}, (3.0,), {}),
+        (scaled, {"static_argnums": (-1,)}, (), {"scale": 3.0}),
+        (with_options, {"static_argnames": "scale"}, (), {"scale": 3.0}),
+        (after_the_others, {"static_argnames": "scale"}, (), {"scale": 3.0}),
+        (lambda *args, **kwargs: scaled(*args, **kwargs), {"static_argnames": "scale"}, (), {"scale": 3.0}),
+    ],
+)
+def test_static_arguments_are_declared_as_for_jit(step: Any, declared: Any, args: Any, kwargs: Any) -> None:
+    state, _ = jaxft.fault_tolerant(step, None, **declared)(jnp.zeros(()), jnp.ones(()), *args, **kwargs)
+    assert float(state) == 3.0
+
+
 def test_undeclared_arguments() -> None:
     step, state = jaxft.fault_tolerant(train_step, None), step_models.mlp_params()
     with pytest.raises(ConfigurationError, match=r"additional argument 0\.5 at position 2.*static_argnums=2"):
@@ -218,6 +245,10 @@ def test_wrong_declarations() -> None:
         jaxft.fault_tolerant(train_step, None, static_argnums=(1,))
     with pytest.raises(ConfigurationError, match="Argument 0 of the train step is declared static"):
         jaxft.fault_tolerant(train_step, None, static_argnames="state")
+    with pytest.raises(ConfigurationError, match="Argument 1 of the train step is declared static"):
+        jaxft.fault_tolerant(scaled, None, static_argnums=-2)
+    with pytest.raises(ConfigurationError, match="Argument -9 of the train step is declared static"):
+        jaxft.fault_tolerant(scaled, None, static_argnums=-9)
     with pytest.raises(ConfigurationError, match=r"'traim'.*state, batch, scale, train"):
         jaxft.fault_tolerant(train_step, None, static_argnames="traim")
 
