@@ -141,9 +141,9 @@ def config(**fields: object) -> GroupConfig:
 
 
 def test_a_group_announces_each_of_its_hosts() -> None:
-    assert str(config(host="a", exchange_threads=1).endpoint(7)) == "a:7"
-    assert str(config(host="a, b:9", exchange_threads=4).endpoint(7)) == "a:7+b:9*4"
-    assert config(host="a,b").endpoint(7).threads >= 2
+    assert str(config(host="a", exchange_threads=1).endpoint(7, limit_s=0.0)) == "a:7"
+    assert str(config(host="a, b:9", exchange_threads=4).endpoint(7, limit_s=0.0)) == "a:7+b:9*4"
+    assert config(host="a,b").endpoint(7, limit_s=0.0).threads >= 2
 
 
 @pytest.mark.parametrize("host", ["a+b", "a*2", "a b", "a\tb", "a," * 65, "10.0.0..1", "a" * 64, ["a"], 7])
@@ -163,8 +163,8 @@ def test_a_number_of_threads_that_cannot_be_is_refused(threads: object, match: s
 def test_the_environment_gives_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXFT_EXCHANGE_THREADS", "3")
     made = lambda **given: jaxft.Manager("here:1", group="g", host="a", **given)._config  # noqa: E731
-    assert str(made().endpoint(7)) == "a:7*3"
-    assert str(made(exchange_threads=1).endpoint(7)) == "a:7"
+    assert str(made().endpoint(7, limit_s=0.0)) == "a:7*3"
+    assert str(made(exchange_threads=1).endpoint(7, limit_s=0.0)) == "a:7"
     monkeypatch.setenv("JAXFT_EXCHANGE_THREADS", "many")
     with pytest.raises(jaxft.ConfigurationError, match="JAXFT_EXCHANGE_THREADS is 'many'"):
         made()
