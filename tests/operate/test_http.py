@@ -166,6 +166,49 @@ def test_actions_are_off_by_default_and_need_a_token() -> None:
     run(on)
 
 
+@pytest.mark.parametrize("token", ["", credentials.operator_key(SECRET).hex()])
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (b"[" * 4000, "must be JSON"),
+        (b'{"a":' * 800, "must be JSON"),
+        (b"\xff", "must be JSON"),
+        *(
+            (
+                json.dumps({"action": "drain", "job": "job", "group": "a", field: "\ud800"}).encode(),
+                "be texts",
+            )
+            for field in ("action", "job", "group", "reason")
+        ),
+    ],
+)
+def test_a_body_that_says_nothing_is_a_bad_request(
+    said: bytes, text: str, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as (_, _, _, web):
+            got, told = await asyncio.to_thread(web.post, "/api/v1/actions", said, token)
+            assert (got, text in told["text"]) == (400, True), told
+
+    run(scenario)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_who_goes_in_the_middle_of_a_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /api/v1/actions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as (_, http, _, _):
+            reader, writer = await asyncio.open_connection("localhost", http.port)
+            writer.write(head)
+            writer.write_eof()
+            await patience.wait_for(reader.read())
+            writer.close()
+
+    run(scenario)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_path_names_the_action_too() -> None:
     async def scenario() -> None:
         token = credentials.operator_key(SECRET).hex()

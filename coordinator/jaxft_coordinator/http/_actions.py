@@ -67,7 +67,7 @@ class Actions:
             )
         fields = said if isinstance(said, dict) else {}
         action, job, group, why = (fields.get(name, "") for name in ("action", "job", "group", "reason"))
-        if not all(isinstance(value, str) for value in (action, job, group, why)):
+        if not all(map(_is_text, (action, job, group, why))):
             return Outcome(400, "action, job, group and reason must be texts")
         holder = self._holder(job, token)
         if not holder:
@@ -114,3 +114,14 @@ class Actions:
                 problem = self._jobs.pause(job, paused=action == "pause")
                 done = f"job {job!r} {'pauses after its current step' if action == 'pause' else 'goes on'}"
         return Outcome(404, problem) if problem else Outcome(200, done)
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is a text that UTF-8 can encode. JSON can also express halves of characters."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from prometheus_client import (
 )
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -105,13 +105,15 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
     async def _acted(request: Request, named: Mapping[str, str]) -> Response:
         """Carry out what the path names, or else the body, which may be empty if the path does."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                return _problem(413, f"a request must have at most {MAX_BODY_BYTES} bytes")
         try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    return _problem(413, f"a request must have at most {MAX_BODY_BYTES} bytes")
             said = json.loads(body) if body or not named else {}
-        except ValueError as error:
+        except ClientDisconnect:
+            return _problem(400, "the request has ended before its body did")
+        except (ValueError, RecursionError) as error:
             return _problem(400, f"the request must be JSON: {error}")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
