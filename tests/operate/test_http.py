@@ -6,6 +6,7 @@ import json
 import logging
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -207,6 +208,30 @@ def test_who_goes_in_the_middle_of_a_body_is_no_error(caplog: pytest.LogCaptureF
 
     run(scenario)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_strangers_at_the_port_cause_few_lines_and_forge_none(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loggers = ("uvicorn.error", "jaxft_coordinator.audit.refused")
+    for limit in [each for name in loggers for each in logging.getLogger(name).filters]:
+        monkeypatch.setattr(limit, "_period_start_s", -1e9)  # whatever other tests have logged
+    forged = json.dumps({"action": "x\n12:00 audit: operator", "job": "job"}).encode()
+
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as (_, http, _, web):
+            for _ in range(60):
+                reader, writer = await asyncio.open_connection("localhost", http.port)
+                writer.write(b"no request\r\n\r\n")
+                await patience.wait_for(reader.read())
+                writer.close()
+                assert (await asyncio.to_thread(web.post, "/api/v1/actions", forged))[0] == 401
+
+    with caplog.at_level(logging.INFO):
+        run(scenario)
+    by_logger = Counter(record.name for record in caplog.records)
+    assert [0 < by_logger[name] <= 20 for name in loggers] == [True, True]
+    assert not [text for text in caplog.messages if "\n" in text]
 
 
 def test_a_path_names_the_action_too() -> None:

@@ -81,9 +81,9 @@ class Actions:
         else:
             outcome = self._carry_out(action, job, GroupName(group), why[:MAX_REASON_LENGTH])
         (_log if holder else _refused_log).warning(
-            "audit: %s asks to %.40s group %.200r of job %.200r (%.200r): %d %s",
+            "audit: %s asks to %s group %.200r of job %.200r (%.200r): %d %s",
             *(f"{peer}, with the {holder}'s token," if holder else f"{peer}, without a valid token,",),
-            *(action, group, job, why, outcome.status, outcome.text),
+            *(_named(action), group, job, why, outcome.status, outcome.text),
         )
         if holder:
             more = {"action": action[:40], "by": holder, "peer": peer, "status": outcome.status}
@@ -114,6 +114,11 @@ class Actions:
                 problem = self._jobs.pause(job, paused=action == "pause")
                 done = f"job {job!r} {'pauses after its current step' if action == 'pause' else 'goes on'}"
         return Outcome(404, problem) if problem else Outcome(200, done)
+
+
+def _named(action: str) -> str:
+    """An action for the log. What is none is quoted, so that it cannot pass for another line."""
+    return action if action in ACTIONS else f"{action[:40]!r}"
 
 
 def _is_text(value: object) -> bool:

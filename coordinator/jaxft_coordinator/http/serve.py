@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import uvicorn
+from jaxft_protocol.admission import RateLimitFilter
 
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._actions import Actions
@@ -17,6 +18,8 @@ from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer
 
 _log = logging.getLogger("jaxft_coordinator.http")
+# Uvicorn's lines are about requests of clients, which must not be able to fill the disk.
+logging.getLogger("uvicorn.error").addFilter(RateLimitFilter())
 
 # Viewers, scrapers and probes; further connections get status 503.
 MAX_CONNECTIONS = 128
