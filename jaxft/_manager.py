@@ -339,6 +339,7 @@ class Manager:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._member is not None
+        ends_with = error
         try:
             self._await_loss(self._member, error)
             if kind is None and self._agent is not None:
@@ -349,10 +350,13 @@ class Manager:
             self._leave(self._member, finished=kind is None, drained=isinstance(error, Drained))
             if isinstance(error, Drained) and self._beacon is not None:
                 self._beacon.drained(self._runner.step if self._runner else 0)
+        except BaseException as leaving:
+            ends_with = leaving  # other ranks may be in a collective that waits for this one
+            raise
         finally:
             if self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
-            self._close("" if error is None else repr(error))
+            self._close("" if ends_with is None else repr(ends_with))
 
     def _await_loss(self, member: Membership, error: BaseException | None) -> None:
         """A collective that lost a rank may fail only where its result is read, outside of the step."""

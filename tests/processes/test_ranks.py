@@ -134,6 +134,21 @@ def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_grou
         assert group.leader.process.returncode == AGAIN, group.leader.log()
 
 
+def test_a_rank_whose_loop_ends_before_that_of_rank_0_ends_its_group(tmp_path: Path) -> None:
+    """Rank 0 computes the next step by then, and waits for it in a collective that nothing else can end."""
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", last=("--leave-after", str(KILLED_AT)))
+        first, second = group.ranks
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        told = "This rank's loop has ended, but rank 0 goes on with Attempt: every rank must run the same"
+        assert second.says(told), second.log()
+        assert second.process.returncode in (1, -signal.SIGABRT), second.log()
+        assert first.process.returncode == AGAIN, first.log()
+        assert first.says(f'a group shares fate: rank 1 is lost (it ended with SessionFailed("{told}')
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
 def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_path: Path) -> None:

@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument(
         "--rows-from", type=int, help="exchange in rows and columns in quorums of so many groups or more"
     )
+    parser.add_argument("--leave-after", type=int, help="leave the loop and the job after that step")
     parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
     )
@@ -358,6 +359,8 @@ def main() -> None:
                     nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
                 )
+                if manager.step == arguments.leave_after:
+                    return
                 if manager.step == arguments.sum_after:
                     logger.debug("sums after step %d", manager.step)
                     float(jax.jit(jnp.sum)(spread(np.ones((jax.device_count(), 1)))))
