@@ -14,8 +14,8 @@ import pytest
 from jaxft_coordinator._arguments import Arguments, problem_of
 from jaxft_coordinator._serve import say_why
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.http import _stream
-from jaxft_coordinator.http.serve import HttpPort
+from jaxft_coordinator.http import _guests, _stream, serve
+from jaxft_coordinator.http.serve import MAX_CONNECTIONS, HttpPort
 from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
@@ -68,6 +68,29 @@ async def serving(
     finally:
         await http.stop()
         await server.stop(grace_s=0.0)
+
+
+@contextlib.asynccontextmanager
+async def silent_at(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("localhost", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def read_until(reader: asyncio.StreamReader, text: bytes) -> None:
+    tail = b""
+    while text not in tail:
+        part = await reader.read(1 << 16)
+        assert part, "the connection was ended"
+        tail = tail[-len(text) :] + part
+
+
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at connections all the time."""
+    monkeypatch.setattr(serve, "STATE_EVERY_S", 0.01)
+    monkeypatch.setattr(_guests, "TIMEOUT_S", 1.0)
 
 
 def test_a_standby_is_ready_once_it_knows_the_leader() -> None:
@@ -130,6 +153,73 @@ def test_viewers_are_bounded_and_each_gets_what_happens(monkeypatch: pytest.Monk
             assert b"event: event\n" in lines
             assert b"event: state\n" in lines
             await asyncio.to_thread(stream.close)
+
+    run(scenario)
+
+
+def test_connections_that_ask_nothing_do_not_keep_others_out() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, http, _, web):
+            async with contextlib.AsyncExitStack() as stack:
+                silent = [
+                    await stack.enter_async_context(silent_at(http.port)) for _ in range(2 * MAX_CONNECTIONS)
+                ]
+                assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
+                ended = [reader.read() for reader, _ in silent[: -_guests.MAX_SILENT]]
+                await patience.wait_for(asyncio.gather(*ended, return_exceptions=True))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\n",
+        b"POST /api/v1/actions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\n",
+    ],
+)
+def test_a_connection_that_never_sends_a_whole_request_is_ended(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried(monkeypatch)
+
+    async def scenario() -> None:
+        async with serving(secret=SECRET) as (_, http, _, _), silent_at(http.port) as (reader, writer):
+            writer.write(said)
+            with contextlib.suppress(ConnectionResetError):
+                await patience.wait_for(reader.read())
+
+    run(scenario)
+
+
+def test_a_viewer_that_reads_nothing_is_ended_and_one_that_reads_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hurried(monkeypatch)
+    monkeypatch.setattr(_stream, "MAX_VIEWERS", 2)
+    asks = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
+    big = Happened("leads", reason="x" * 100_000)
+
+    async def scenario() -> None:
+        async with (
+            serving() as (_, http, observer, web),
+            silent_at(http.port) as (reads, asks_and_reads),
+            silent_at(http.port) as (_, asks_only),
+        ):
+            asks_and_reads.write(asks)
+            asks_only.write(asks)
+            await patience.wait_for(reads.readuntil(b"event: state"))
+            reading = asyncio.create_task(read_until(reads, b'"term": 7'))
+            while (await asyncio.to_thread(web.get, "/api/v1/jobs"))[0] == 200:
+                for _ in range(50):
+                    observer.tell("", big)
+                await asyncio.sleep(0)
+                if len(http._streams._viewers) == 1:  # pyright: ignore[reportPrivateUsage]
+                    break
+            observer.tell("", Happened("leads", more={"term": 7}))
+            await patience.wait_for(reading)
 
     run(scenario)
 

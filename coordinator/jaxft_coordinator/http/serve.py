@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jaxft_protocol.admission import RateLimitFilter
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._actions import Actions
 from jaxft_coordinator.http._app import make_app
+from jaxft_coordinator.http._guests import Guest
 from jaxft_coordinator.http._stream import STATE_EVERY_S, Streams
 from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer
@@ -66,6 +68,8 @@ class HttpPort:
             log_config=None,
             log_level="warning",
             access_log=False,
+            http=Guest,
+            ws="none",
             lifespan="off",
             server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
@@ -116,6 +120,9 @@ class HttpPort:
         while True:
             await asyncio.sleep(STATE_EVERY_S)
             self._observer.tick()
+            for guest in list(self._uvicorn.server_state.connections):
+                if isinstance(guest, Guest):
+                    guest.end_if_stuck(time.monotonic())
 
 
 def _listening(bind: str) -> socket.socket:
