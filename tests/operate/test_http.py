@@ -336,6 +336,13 @@ def test_a_path_names_the_action_too() -> None:
                 ("/api/v1/jobs/x/groups/a/drain", token, 404, "serves no job 'x'"),
                 ("/api/v1/jobs/x/pause", token, 404, "serves no job 'x'"),
                 ("/api/v1/jobs/job/stop", token, 400, "must be one of evict, drain, pause, resume"),
+                (
+                    "/api/v1/jobs/job/groups/a/pause",
+                    token,
+                    400,
+                    "pause is for a whole job: leave out the group, 'a'",
+                ),
+                ("/api/v1/jobs/job/groups/a/resume", token, 400, "resume is for a whole job"),
                 ("/api/v1/jobs/job/pause", token, 200, "pauses after its current step"),
                 ("/api/v1/jobs/job/resume", token, 200, "goes on"),
                 ("/api/v1/jobs/job/groups/a/drain", token, 200, "its process ends with status 0"),

@@ -78,6 +78,8 @@ class Actions:
             )
         elif action not in ACTIONS:
             outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")
+        elif group and action not in GROUP_ACTIONS:
+            outcome = Outcome(400, f"{action} is for a whole job: leave out the group, {group[:200]!r}")
         else:
             outcome = self._carry_out(action, job, GroupName(group), why[:MAX_REASON_LENGTH])
         (_log if holder else _refused_log).warning(
