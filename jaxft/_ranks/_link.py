@@ -182,13 +182,13 @@ class Link:
                 self._end(str(error) or repr(error))
 
     def _end(self, why: str) -> None:
-        end_with(self._name, self.other, why)
+        end_with(self._name, f"rank {self.other}", why)
 
 
-def end_with(name: str, other: int, why: str) -> NoReturn:
-    """End this process of group `name` at once, because it has lost rank `other`."""
+def end_with(name: str, other: str, why: str) -> NoReturn:
+    """End this process of group `name` at once, because it has lost the rank that `other` says."""
     _log.critical(
-        "[jaxft %s] This rank ends with status %d, because a group shares fate: rank %d is lost (%s).",
+        "[jaxft %s] This rank ends with status %d, because a group shares fate: %s is lost (%s).",
         *(name, EXIT_AGAIN, other, why),
     )
     logging.shutdown()

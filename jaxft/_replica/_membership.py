@@ -6,6 +6,7 @@ import functools
 import importlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from jaxft_protocol.replica.state import Identity
 from jaxft._errors import ConfigurationError
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
+from jaxft._ranks._collectives import came_from_xla
 from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._addresses import Addresses
@@ -86,7 +88,8 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     own = _addresses(config, listener, rank)
     leader = None
     if size > 1:
-        _announce(incarnation, str(own.now()))
+        with _met_in_time(config):
+            _announce(incarnation, str(own.now()))
         leader = _lead(config, listener, size)
     ranks = leader or OneRank()
 
@@ -182,7 +185,8 @@ def _follow(
 ) -> Membership:
     from jaxft._ranks._follower import Follower
 
-    incarnation, leader_address = _hear_announcement()
+    with _met_in_time(config):
+        incarnation, leader_address = _hear_announcement()
     listener = _listener(config, store, credentials, incarnation, rank)
     own = _addresses(config, listener, rank)
     group = config.group
@@ -216,10 +220,32 @@ def _ends_without(rank: int, config: GroupConfig) -> Iterator[None]:
         yield
     except TimeoutError:
         end_with(
-            config.group, rank, f"it has not connected with this rank for {config.failure_timeout_s:g} s"
+            config.group,
+            f"rank {rank}",
+            f"it has not connected with this rank for {config.failure_timeout_s:g} s",
         )
     except ConnectionError as error:
-        end_with(config.group, rank, str(error))
+        end_with(config.group, f"rank {rank}", str(error))
+
+
+@contextlib.contextmanager
+def _met_in_time(config: GroupConfig) -> Iterator[None]:
+    """Within the context, which is a collective of all ranks, end this process if another rank does not come to it.
+
+    Some collectives give up by themselves, gloo after 30 s, and others wait forever.
+    """
+    late = f"it has not entered its Manager for {config.failure_timeout_s:g} s"
+    timer = threading.Timer(config.failure_timeout_s, end_with, [config.group, "another rank", late])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if not came_from_xla(error):
+            raise
+        end_with(config.group, "another rank", f"it has not entered its Manager, or has ended: {error}")
+    finally:
+        timer.cancel()
 
 
 def _announce(incarnation: Incarnation, address: str) -> None:

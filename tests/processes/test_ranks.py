@@ -287,6 +287,17 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
         assert first.steps() == []
 
 
+def test_a_rank_that_does_not_enter_its_manager_in_time_ends_its_group(tmp_path: Path) -> None:
+    """The others wait for it in a collective, which nothing else can end."""
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        late = ("--enter", str(tmp_path / "never"))
+        group = start(here, "group-0", "--failure-timeout-s", "3", last=late)
+        here.until(lambda: group.leader.process.poll() is not None, "rank 0 to end")
+        assert group.leader.process.returncode == AGAIN, group.leader.log()
+        assert group.leader.says("another rank is lost (it has not entered its Manager for 3 s)")
+
+
 def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument(
         "--rows-from", type=int, help="exchange in rows and columns in quorums of so many groups or more"
     )
+    parser.add_argument("--enter", type=Path, help="wait for this file before the Manager is entered")
     parser.add_argument("--leave-after", type=int, help="leave the loop and the job after that step")
     parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
@@ -314,6 +315,8 @@ def main() -> None:
         )
         pause_step, _, pause_path = arguments.pause.partition(":")
         flip_leaf, _, flip_step = arguments.flip.partition(":")
+        if arguments.enter:
+            wait_for(arguments.enter)
         with manager:
             if "start" in gates:
                 wait_for(gates["start"])

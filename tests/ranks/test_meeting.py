@@ -1,0 +1,42 @@
+"""The collective in which the ranks of a group meet, when one of them does not come to it."""
+
+import jax
+import pytest
+
+from jaxft._replica import _membership
+from jaxft._replica._config import GroupConfig
+from tests import patience
+
+CONFIG = GroupConfig(coordinator="c:1", group="a", failure_timeout_s=patience.FAR_S)
+
+
+class Ended(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.fixture(autouse=True)
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(name: str, other: str, why: str) -> None:
+        raise Ended(f"{other} is lost ({why})")
+
+    monkeypatch.setattr(_membership, "end_with", end)
+
+
+def test_a_collective_that_gives_up_by_itself_ends_this_process() -> None:
+    """Gloo does so after 30 s, whatever the failure timeout is. An exception would have JAX wait for the others."""
+    gave_up = jax.errors.JaxRuntimeError("UNKNOWN: Gloo context initialization failed: DEADLINE_EXCEEDED")
+    with (
+        pytest.raises(
+            Ended, match=r"another rank is lost \(it has not entered its Manager, or has ended: UNKN"
+        ),
+        _membership._met_in_time(CONFIG),  # pyright: ignore[reportPrivateUsage]
+    ):
+        raise gave_up
+
+
+def test_another_error_is_one_of_the_program() -> None:
+    with (
+        pytest.raises(ValueError, match="something else"),
+        _membership._met_in_time(CONFIG),  # pyright: ignore[reportPrivateUsage]
+    ):
+        raise ValueError("something else")
