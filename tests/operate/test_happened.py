@@ -243,6 +243,24 @@ def test_a_storm_of_events_is_bounded_and_says_how_many_are_missing(monkeypatch)
     assert '"b"' in told[6] or '"b"' in told[5]
 
 
+def test_a_storm_that_lasts_is_counted_to_the_last_event(monkeypatch):
+    observer, told = Observer(), []
+    observer.listen(lambda job, number, text: told.append(json.loads(text)))
+    clock = [1000.0]
+    monkeypatch.setattr("jaxft_coordinator.observe.observer.BURST", 5)
+    monkeypatch.setattr("jaxft_coordinator.observe.observer.time.time", lambda: clock[0])
+    for _ in range(1000):
+        clock[0] += 0.01  # twice as many as allowed
+        observer.tell("job", Happened("group_present", "a"))
+    clock[0] += 10.0
+    observer.tell("job", Happened("group_present", "b"))
+    counts = [each["count"] for each in told if each["event"] == "events_dropped"]
+    assert sum(counts) + len(told) - len(counts) == 1001
+    assert sum(counts) == observer.dropped
+    assert len(told) <= 5 + 50 * 20.0
+    assert all(VALID.is_valid(each) for each in told if each["event"] == "events_dropped")
+
+
 def test_an_error_in_the_observer_is_counted_and_reaches_no_job():
     desk = watching("a", "b")
     desk.observer.listen(lambda job, number, text: 1 / 0)  # pyright: ignore[reportArgumentType]

@@ -107,14 +107,8 @@ class Observer:
     def tell(self, job: str, found: Happened) -> None:
         """Keep an event, and pass it to all listeners."""
         unix_s = time.time()
-        if not self._allowed(job, found, unix_s):
-            return
-        self._sequence += 1
-        text = json.dumps(as_json(job, found, unix_s))
-        if (watched := self.jobs.get(job)) is not None:
-            watched.events.append((self._sequence, text))
-        for listener in list(self._listeners):
-            listener(job, self._sequence, text)
+        for one in self._allowed(job, found, unix_s):
+            self._pass_on(job, one, unix_s)
 
     def tick(self) -> None:
         """A second has passed."""
@@ -139,18 +133,25 @@ class Observer:
         if before is None or job.groups is not before.groups:
             watched.move_groups(now_s, unix_s)
 
-    def _allowed(self, job: str, found: Happened, unix_s: float) -> bool:
-        """Bound what one job's events can take, and say how many were dropped."""
+    def _pass_on(self, job: str, found: Happened, unix_s: float) -> None:
+        self._sequence += 1
+        text = json.dumps(as_json(job, found, unix_s))
+        if (watched := self.jobs.get(job)) is not None:
+            watched.events.append((self._sequence, text))
+        for listener in list(self._listeners):
+            listener(job, self._sequence, text)
+
+    def _allowed(self, job: str, found: Happened, unix_s: float) -> Sequence[Happened]:
+        """Bound what one job's events can take: nothing, or the event, after a count of those dropped before."""
         left, since_s, dropped = self._allowance.get(job, (BURST, unix_s, 0))
         left = min(BURST, left + EVENTS_PER_S * max(0.0, unix_s - since_s))
-        if left < 1:
+        told = (Happened("events_dropped", more={"count": dropped}), found) if dropped else (found,)
+        if left < len(told):
             self.dropped += 1
             self._allowance[job] = (left, unix_s, dropped + 1)
-            return False
-        self._allowance[job] = (left - 1, unix_s, 0)
-        if dropped:
-            self.tell(job, Happened("events_dropped", more={"count": dropped}))
-        return True
+            return ()
+        self._allowance[job] = (left - len(told), unix_s, 0)
+        return told
 
     def _failed(self, job: str) -> None:
         self.errors += 1
