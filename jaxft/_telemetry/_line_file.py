@@ -1,11 +1,12 @@
 """Appends lines to a file without making the training thread wait for the disk."""
 
 import logging
-import os
 import threading
 import time
 from collections import deque
 from pathlib import Path
+
+from jaxft_protocol.lines import append
 
 _log = logging.getLogger("jaxft")
 
@@ -35,7 +36,7 @@ class LineFile:
         self._mention_s = 0.0
         self._closing = threading.Event()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._append("")
+        append(path, "")
         self._thread = threading.Thread(target=self._write_until_closed, name="jaxft-events", daemon=True)
         self._thread.start()
 
@@ -71,14 +72,9 @@ class LineFile:
         if not lines:
             return
         try:
-            self._append("".join(f"{line}\n" for line in lines))
+            append(self._path, "".join(f"{line}\n" for line in lines))
         except Exception as error:  # top level of the thread: later lines may be written
             self._failed(len(lines), error)
-
-    def _append(self, text: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        with os.fdopen(os.open(self._path, flags, 0o644), "a", encoding="utf-8") as file:
-            file.write(text)
 
     def _failed(self, lines: int, error: Exception) -> None:
         with self._lock:

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections import deque
 from pathlib import Path
+
+from jaxft_protocol.lines import append
 
 _log = logging.getLogger("jaxft_coordinator.observe")
 
@@ -30,7 +31,7 @@ class EventFile:
         self._waiting: deque[str] = deque(maxlen=MAX_WAITING)
         self._mention_s = 0.0
         self.lost = 0  # lines
-        _append(path, "")
+        append(path, "")
 
     def put(self, job: str, number: int, text: str) -> None:
         """Write an event soon."""
@@ -46,14 +47,14 @@ class EventFile:
             lines = list(self._waiting)
             self._waiting.clear()
             try:
-                await asyncio.to_thread(_append, self._path, "".join(f"{line}\n" for line in lines))
+                await asyncio.to_thread(append, self._path, "".join(f"{line}\n" for line in lines))
             except OSError as error:
                 self._failed(len(lines), error)
 
     def close(self) -> None:
         """Write what waits."""
         try:
-            _append(self._path, "".join(f"{line}\n" for line in self._waiting))
+            append(self._path, "".join(f"{line}\n" for line in self._waiting))
         except OSError as error:
             self._failed(len(self._waiting), error)
 
@@ -67,9 +68,3 @@ class EventFile:
                 self._path,
                 error,
             )
-
-
-def _append(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-        file.write(text)
