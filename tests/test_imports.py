@@ -79,7 +79,7 @@ def test_a_coordinator_that_does_not_serve_imports_no_server(words: list[str]) -
 
 
 def test_a_coordinator_without_an_http_port_imports_no_web_server() -> None:
-    found = imported(COMMAND, "jaxft_coordinator._cli.main", "--bind", "localhost:no-port")
+    found = imported(COMMAND, "jaxft_coordinator._cli.main", "--bind", "192.0.2.1:1", "--insecure")
     assert {"grpc", "uvloop"} <= found
     assert not found & WEB
 

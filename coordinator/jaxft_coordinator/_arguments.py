@@ -10,6 +10,9 @@ import tyro
 
 from jaxft_coordinator import limits
 
+# Groups get times in milliseconds, as numbers of 32 bits. This is 24 days.
+_MAX_MS = 2**31 - 1
+_ADDRESSES = {"bind": "[::]:29510", "http": "[::]:29511", "advertise": "coordinator-0:29510"}
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
@@ -96,6 +99,19 @@ def problem_of(arguments: Arguments) -> str:
     ):
         if getattr(arguments, name) < 1:
             return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
+    for name, most in (
+        ("min_replicas", limits.MAX_GROUPS_PER_JOB),
+        ("join_timeout_ms", _MAX_MS),
+        ("quorum_tick_ms", _MAX_MS),
+        ("heartbeat_timeout_ms", _MAX_MS),
+        ("founding_wait_ms", _MAX_MS),
+    ):
+        if (getattr(arguments, name) or 0) > most:
+            return f"--{name.replace('_', '-')} must be at most {most}, not {getattr(arguments, name)}"
+    for name, example in _ADDRESSES.items():
+        address = getattr(arguments, name)
+        if not _may_be_address(name, address):
+            return f"--{name} must be host:port, such as {example}, with a port up to 65535, not {address!r}"
     if arguments.founding_wait_ms is not None and arguments.founding_wait_ms < 0:
         return f"--founding-wait-ms must be at least 0, not {arguments.founding_wait_ms}"
     if arguments.http_actions and not (arguments.http and arguments.token_file):
@@ -134,6 +150,18 @@ def exposure_of(arguments: Arguments) -> str:
         "  --insecure           any client that reaches the port can join any job, and disrupt it\n"
         "On one machine, --bind localhost:29510 needs none of them."
     )
+
+
+def _may_be_address(flag: str, address: str) -> bool:
+    """Whether an address can be that of a flag. Only --bind is no option, and what is advertised is dialled."""
+    if not address:
+        return flag != "bind"
+    if address.startswith("unix:"):
+        return flag == "bind"
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
+        return False
+    return flag != "advertise" or (bool(host) and int(port) > 0)
 
 
 def _is_local(bind: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from jaxft_coordinator import _listener
+from jaxft_coordinator import _listener, limits
 from jaxft_coordinator._arguments import Arguments, problem_of
 from jaxft_coordinator._cli import main
 from jaxft_protocol import wire
@@ -103,7 +103,16 @@ def test_help_lists_every_flag_with_its_default(
             ["--bind", "localhost:0", "--etcd", "h:1", "--etcd-user", "me", "--etcd-password-file", "none"],
             "cannot read the password file 'none': No such file or directory",
         ),
-        (["--bind", "no port here", "--insecure"], "cannot listen on 'no port here'"),
+        (["--bind", "no port here", "--insecure"], "--bind must be host:port, such as [::]:29510"),
+        (["--bind", "192.0.2.1:29510", "--insecure"], "cannot listen on '192.0.2.1:29510'"),
+        (
+            ["--bind", "localhost:0", "--events", "no/folder"],
+            "cannot write events to 'no/folder': No such file",
+        ),
+        (
+            ["--bind", "localhost:0", "--events", "."],
+            "cannot write events to '.': Is a directory. Name a file",
+        ),
         (["--colour"], "--colour"),
     ],
 )
@@ -120,6 +129,50 @@ def test_a_wrong_flag_is_a_clear_error(
 )
 def test_every_number_must_be_at_least_one(name: str):
     assert problem_of(Arguments(**{name: 0})) == f"--{name.replace('_', '-')} must be at least 1, not 0"
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("min_replicas", limits.MAX_GROUPS_PER_JOB),
+        *((f"{time}_ms", 2**31 - 1) for time in ("join_timeout", "heartbeat_timeout", "founding_wait")),
+    ],
+)
+def test_every_number_that_groups_get_has_a_limit(name: str, most: int):
+    assert problem_of(Arguments(**{name: most})) == ""
+    flag = f"--{name.replace('_', '-')}"
+    assert problem_of(Arguments(**{name: most + 1})) == f"{flag} must be at most {most}, not {most + 1}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "right"),
+    [
+        *(
+            (("bind", "http", "advertise"), right)
+            for right in ("localhost:1", "[::1]:65535", "127.0.0.1:29510")
+        ),
+        (("bind", "http"), ":0"),
+        (("bind",), "unix:/run/jaxft"),
+        (("http", "advertise"), ""),
+        *(
+            ((), wrong)
+            for wrong in (
+                "localhost",
+                "localhost:",
+                "localhost:http",
+                "localhost:65536",
+                "localhost:-1",
+                "h:1 ",
+            )
+        ),
+    ],
+)
+def test_an_address_is_checked_before_anything_listens(flags: tuple[str, ...], right: str):
+    """gRPC takes the lowest 16 bits of a greater port, and would listen elsewhere."""
+    for flag in ("bind", "http", "advertise"):
+        found = problem_of(Arguments(**{flag: right}))  # pyright: ignore[reportArgumentType]
+        assert found.startswith("" if flag in flags else f"--{flag} must be host:port, such as ")
+        assert bool(found) == (flag not in flags), (flag, found)
 
 
 def test_the_defaults_are_all_right():
