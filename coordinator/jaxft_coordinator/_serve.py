@@ -83,11 +83,9 @@ async def _serve_until(
     stopped: asyncio.Event, server: Server, http: "HttpPort | None", events: EventFile | None
 ) -> None:
     await server.start()
-    writing = None if events is None else asyncio.create_task(events.run())
     if http is not None:
-        await http.start()
-        assert http.running is not None
-        http.running.add_done_callback(say_why)
+        await _start_beside(server, http)
+    writing = None if events is None else asyncio.create_task(events.run())
     if writing is not None:
         writing.add_done_callback(say_why)
     # The objects made so far stay: do not scan them for garbage again and again.
@@ -109,10 +107,27 @@ async def _serve_until(
         raise failure
 
 
+async def _start_beside(server: Server, http: "HttpPort") -> None:
+    """Start the HTTP port of a server that serves; end the server if that fails."""
+    try:
+        await http.start()
+    except OSError:
+        await server.stop()
+        raise
+    assert http.running is not None
+    http.running.add_done_callback(say_why)
+
+
 def _event_file(arguments: Arguments, observer: Observer | None) -> EventFile | None:
     if arguments.events is None or observer is None:
         return None
-    events = EventFile(arguments.events)
+    try:
+        events = EventFile(arguments.events)
+    except OSError as error:
+        raise OSError(
+            f"cannot write events to {str(arguments.events)!r}: {error.strerror or error}. Name a file for --events "
+            "in a folder that is there, and to which this user may write"
+        ) from error
     observer.listen(events.put)
     return events
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -210,6 +211,19 @@ def test_a_port_in_use_is_a_message_and_status_1():
         done = patience.run([*COMMAND, "--bind", bind], capture_output=True, text=True, limit_s=PATIENCE_S)
     assert done.returncode == 1
     assert f"jaxft-coordinator: cannot listen on '{bind}': the port is in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_http_port_in_use_is_a_message_and_status_1(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [*COMMAND, "--bind", "localhost:0", "--http", where, "--state", str(tmp_path)]
+        done = patience.run(command, capture_output=True, text=True, limit_s=PATIENCE_S)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"jaxft-coordinator: cannot listen on '{where}' for HTTP: ")
     assert "Traceback" not in done.stderr
 
 
