@@ -12,6 +12,8 @@ Of a leaf of which several devices hold copies, one copy counts. The others are 
 changes the digest.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -66,9 +68,12 @@ class StateDigest:
                 "other code that donates it, so the state cannot be compared with that of the other groups. Use only "
                 "the state that the step returned (`state, metrics = step(state, batch)`)."
             )
-        kinds = tuple((leaf.sharding, leaf.shape, leaf.dtype) for leaf in leaves)
+        shardings = [leaf.sharding for leaf in leaves]
+        kinds = tuple(
+            (sharding, leaf.shape, leaf.dtype) for sharding, leaf in zip(shardings, leaves, strict=True)
+        )
         if kinds not in self._folds:
-            self._folds[kinds] = _fold_for(leaves)
+            self._folds[kinds] = _fold_for(leaves, shardings)
         fold, order = self._folds[kinds]
         return PendingDigest(fold(list(leaves)), order)
 
@@ -100,24 +105,28 @@ def period_steps(state_bytes: int, platform: str) -> int:
     return max(1, math.ceil(state_bytes / (_BYTES_PER_S.get(platform, _BYTES_PER_S_ELSEWHERE) * _BUDGET_S)))
 
 
-def _fold_for(like: Sequence[jax.Array]) -> tuple[_Fold, list[int]]:
-    """Return what sums leaves like these, mesh by mesh, and the order of its results.
+def _mesh(sharding: Sharding) -> Mesh | None:
+    on = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return on if isinstance(on, Mesh) else None
+
+
+def _fold_for(leaves: Sequence[jax.Array], shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
+    """Return what sums leaves like these that lie so, mesh by mesh, and the order of its results.
 
     Its results are joined on the host: no program adds arrays on different meshes with explicit axes.
     """
-    shardings = [leaf.sharding for leaf in like]
     meshes: dict[Mesh | None, list[int]] = {}
-    for number, sharding in enumerate(shardings):
-        on = sharding.mesh if isinstance(sharding, NamedSharding) else None
-        meshes.setdefault(on if isinstance(on, Mesh) else None, []).append(number)
+    # Leaves of one mesh that are divided alike are neighbours, for `_joined_copies`.
+    for number in sorted(range(len(leaves)), key=lambda number: sorted(_split(_spec(shardings[number])))):
+        meshes.setdefault(_mesh(shardings[number]), []).append(number)
 
-    def fold(leaves: Sequence[jax.Array]) -> list[jax.Array]:
-        near = list(map(_on_device, leaves, shardings))
+    def fold(given: Sequence[jax.Array]) -> list[jax.Array]:
+        near = list(map(_on_device, given, shardings))
         return [
             _sums_on_mesh(
                 [near[number] for number in numbers],
                 mesh,
-                [getattr(shardings[number], "spec", PartitionSpec()) for number in numbers],
+                [_spec(shardings[number]) for number in numbers],
             )
             for mesh, numbers in meshes.items()
         ]
@@ -129,7 +138,7 @@ def _fold_for(like: Sequence[jax.Array]) -> tuple[_Fold, list[int]]:
         for mesh in meshes
     ]
     order = [number for numbers in meshes.values() for number in numbers]
-    return compiled_ahead(jax.jit(fold, out_shardings=results), list(like)), order
+    return compiled_ahead(jax.jit(fold, out_shardings=results), list(leaves)), order
 
 
 def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:
@@ -147,10 +156,20 @@ def _sums_on_mesh(
         return jnp.stack([jnp.stack(_leaf_sums(leaf, ())) for leaf in leaves])
 
     def local(pieces: list[jax.Array]) -> jax.Array:
-        sums = [_piece_sums(piece, spec) for piece, spec in zip(pieces, specs, strict=True)]
+        offsets = functools.cache(_offset)  # few differ, and XLA takes long to compile many
+        sums = [
+            jnp.stack(_leaf_sums(piece, list(map(offsets, _axes(spec), piece.shape))))
+            for piece, spec in zip(pieces, specs, strict=True)
+        ]
         by_device = lax.all_gather(jnp.stack(sums), mesh.axis_names)
         by_axis = by_device.reshape(*mesh.shape.values(), len(specs), 2)
-        return jnp.stack([_joined_copies(by_axis[..., n, :], mesh, spec) for n, spec in enumerate(specs)])
+        joined: list[jax.Array] = []
+        start = 0
+        for split, alike in itertools.groupby(map(_split, specs)):
+            stop = start + len(list(alike))
+            joined.append(_joined_copies(by_axis[..., start:stop, :], mesh, split))
+            start = stop
+        return jnp.concatenate(joined)
 
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=(list(specs),), out_specs=PartitionSpec(), check_vma=False
@@ -158,28 +177,32 @@ def _sums_on_mesh(
     return mapped(list(leaves))
 
 
-def _piece_sums(piece: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """The sums of one device's piece of a leaf."""
-    offsets = [
-        lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size) if axes else jnp.uint32(0)
-        for axes, size in zip(_axes(spec), piece.shape, strict=False)
-    ]
-    return jnp.stack(_leaf_sums(piece, offsets))
+def _offset(axes: tuple[str, ...], size: int) -> jax.Array:
+    """Where a device's piece begins, in a dimension that these axes divide into pieces of this size."""
+    return lax.axis_index(axes).astype(jnp.uint32) * jnp.uint32(size) if axes else jnp.uint32(0)
 
 
-def _joined_copies(sums: jax.Array, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    """The sums of a leaf, [2], from those of all devices: of one copy, if all copies are equal.
+def _joined_copies(sums: jax.Array, mesh: Mesh, split: frozenset[str]) -> jax.Array:
+    """The sums of leaves that these axes divide, [leaves, 2], from those of all devices: of one copy of each.
 
-    If some differ, so does the result: memory that flips a bit of any copy is noticed.
+    If copies differ, so does the result: memory that flips a bit of any copy is noticed.
     """
-    split = {name for axes in _axes(spec) for name in axes}
     copies = jnp.sum(
         sums,
         axis=tuple(n for n, name in enumerate(mesh.axis_names) if name in split),
         dtype=jnp.uint32,
-    ).reshape(-1, 2)
+    ).reshape(-1, *sums.shape[-2:])
     differences = _mix(copies - copies[:1])  # the mix of zero is zero
     return copies[0] + jnp.sum(differences, axis=0, dtype=jnp.uint32)
+
+
+def _spec(sharding: Sharding) -> PartitionSpec:
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def _split(spec: PartitionSpec) -> frozenset[str]:
+    """The names of the mesh's axes that divide an array."""
+    return frozenset(name for axes in _axes(spec) for name in axes)
 
 
 def _axes(spec: PartitionSpec) -> list[tuple[str, ...]]:

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxft._arrays import _device_digest
 from jaxft._arrays._device_digest import StateDigest, period_steps
 from jaxft._errors import ConfigurationError
 
@@ -243,6 +244,22 @@ def test_there_is_one_collective_for_all_leaves() -> None:
     assert "all-reduce" not in text
 
 
+def test_a_leaf_on_a_mesh_adds_little_to_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA takes long to compile many small operations: a state of a thousand leaves took half a minute."""
+    texts: list[str] = []
+
+    def lowered(jitted: Any, *like: Any) -> Any:
+        texts.append(jitted.lower(*like).as_text())
+        return jitted
+
+    monkeypatch.setattr(_device_digest, "compiled_ahead", lowered)
+    pair = [on_mesh(noise(8), (4,), P("a")), on_mesh(noise(8), (4,), P())]
+    for count in (5, 15):
+        StateDigest().start(pair * count)
+    few, many = (text.count("\n") for text in texts)
+    assert many - few <= 10 * 20
+
+
 def test_one_program_for_leaves_that_are_committed_and_that_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -257,6 +274,12 @@ def test_one_program_for_leaves_that_are_committed_and_that_are_not(
         caplog.clear()
         assert digests.start((later,)).result() == one
     assert caplog.text == ""
+
+
+def test_leaves_that_were_not_placed_may_lie_on_another_device() -> None:
+    """As the counter of an optimizer does, beside parameters on a device that is not the first one."""
+    params, count = jax.device_put(noise(4), jax.devices()[1]), jnp.int32(3)
+    assert FOLD.start([count, params]).result() == digest(np.int32(3), noise(4))
 
 
 def test_a_leaf_that_changes_its_layout_in_memory_is_compiled_for_again() -> None:
