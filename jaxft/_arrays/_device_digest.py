@@ -68,7 +68,7 @@ class StateDigest:
                 "other code that donates it, so the state cannot be compared with that of the other groups. Use only "
                 "the state that the step returned (`state, metrics = step(state, batch)`)."
             )
-        shardings = [leaf.sharding for leaf in leaves]
+        shardings = _shardings(leaves)
         kinds = tuple(
             (sharding, leaf.shape, leaf.dtype) for sharding, leaf in zip(shardings, leaves, strict=True)
         )
@@ -105,6 +105,21 @@ def period_steps(state_bytes: int, platform: str) -> int:
     return max(1, math.ceil(state_bytes / (_BYTES_PER_S.get(platform, _BYTES_PER_S_ELSEWHERE) * _BUDGET_S)))
 
 
+def _shardings(leaves: Sequence[jax.Array]) -> list[Sharding]:
+    """Where the leaves lie in the program that sums them.
+
+    Leaves that were not placed are brought to the devices of those on a mesh, where the first step leaves them, so
+    that the digests of the first state and of later ones are one program.
+    """
+    shardings = [leaf.sharding for leaf in leaves]
+    on = next(filter(None, (_mesh(leaf.sharding) for leaf in leaves if leaf.committed)), None)
+    if on is None:
+        return shardings
+    free = [not leaf.committed and len(leaf.sharding.device_set) == 1 for leaf in leaves]
+    everywhere = NamedSharding(on, PartitionSpec())
+    return [everywhere if loose else one for loose, one in zip(free, shardings, strict=True)]
+
+
 def _mesh(sharding: Sharding) -> Mesh | None:
     on = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return on if isinstance(on, Mesh) else None
@@ -138,7 +153,11 @@ def _fold_for(leaves: Sequence[jax.Array], shardings: Sequence[Sharding]) -> tup
         for mesh in meshes
     ]
     order = [number for numbers in meshes.values() for number in numbers]
-    return compiled_ahead(jax.jit(fold, out_shardings=results), list(leaves)), order
+    like = [
+        leaf if leaf.sharding == sharding else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+        for leaf, sharding in zip(leaves, shardings, strict=True)
+    ]
+    return compiled_ahead(jax.jit(fold, out_shardings=results), like), order
 
 
 def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:

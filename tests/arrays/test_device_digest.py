@@ -276,6 +276,25 @@ def test_one_program_for_leaves_that_are_committed_and_that_are_not(
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+def test_one_program_for_leaves_that_the_first_step_brings_to_a_mesh(
+    axes: AxisType, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the counter of an optimizer and a key are: a step leaves them replicated on the mesh of the parameters."""
+    params = on_mesh(noise(8, 4), (2, 2), P("a", "b"), axes)
+    first = [jnp.int32(3), jax.random.key(1), params, jnp.asarray(0.5)]
+    later = [on_mesh(np.int32(3), (2, 2), P(), axes), on_mesh(jax.random.key(1), (2, 2), P(), axes), params]
+    later.append(on_mesh(np.float32(0.5), (2, 2), P(), axes))
+    digests = StateDigest()
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        one = digests.start(first).result()
+        assert "Compiling" in caplog.text
+        caplog.clear()
+        assert digests.start(later).result() == one
+    assert caplog.text == ""
+    assert one == digest(jnp.int32(3), jax.random.key(1), noise(8, 4), np.float32(0.5))
+
+
 def test_leaves_that_were_not_placed_may_lie_on_another_device() -> None:
     """As the counter of an optimizer does, beside parameters on a device that is not the first one."""
     params, count = jax.device_put(noise(4), jax.devices()[1]), jnp.int32(3)
