@@ -143,7 +143,13 @@ def _compile(
     function.__name__ = name  # shown by profilers
     shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
     # Unused inputs are kept because they are donated: the new leaves reuse their memory.
-    program = jax.jit(function, donate_argnums=tuple(donated), out_shardings=shardings, keep_unused=True)
+    program = jax.jit(
+        function,
+        donate_argnums=tuple(donated),
+        in_shardings=tuple(spec.sharding for spec in inputs),
+        out_shardings=shardings,
+        keep_unused=True,
+    )
     compiled = program.trace(*inputs).lower().compile()
     if any(_is_packed(spec) for spec in inputs):
         return Program(compiled, _checked(program, inputs))

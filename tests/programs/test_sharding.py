@@ -151,6 +151,32 @@ def test_unplaced_state_is_replicated_where_the_batch_lies() -> None:
     assert len(step._programs) == 1
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int4", "uint4", "int2", "float4_e2m1fn"])
+def test_unplaced_leaves_beside_packed_ones_are_replicated(dtype: str) -> None:
+    """Programs that take packed leaves are called through jit, which would place the others as XLA likes."""
+    mesh = mesh_of("auto")
+    sharded, replicated = NamedSharding(mesh, P(None, "tp")), NamedSharding(mesh, P())
+
+    def train_step(state: Any, batch: Any) -> Any:
+        grad = jaxft.pmean(jax.grad(lambda w: jnp.mean((batch @ w) ** 2))(state["w"]))
+        mu = 0.9 * state["mu"] + grad
+        packed = (state["packed"].astype("float32") * 0.5).astype(dtype)
+        return {"packed": packed, "mu": mu, "w": state["w"] - 0.1 * mu, "n": state["n"] + 1}, {}
+
+    packed = jax.device_put(np.arange(4).astype(jnp.dtype(dtype)), replicated)
+    w = jax.device_put(np.ones((8, 16), np.float32), sharded)
+    step = jaxft.fault_tolerant(train_step, None)
+    state: Any = {"packed": packed, "mu": jnp.zeros((8, 16)), "n": jnp.int32(0), "w": w}
+    for _ in range(2):
+        state, _ = step(state, np.ones((4, 8), np.float32))
+    assert {name: leaf.sharding for name, leaf in state.items()} == {
+        "packed": replicated,
+        "mu": replicated,
+        "n": replicated,
+        "w": sharded,
+    }
+
+
 def test_a_batch_that_is_placed_elsewhere_is_another_program() -> None:
     """One apply serves both, also where XLA was free to choose how a contribution leaves compute."""
     mesh, model = mesh_of("auto"), mlp_adam()
