@@ -344,12 +344,13 @@ def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.Monkey
     assert isinstance(outcomes[4], ConnectionAbortedError)
     failed = {n: out for n, out in enumerate(outcomes) if isinstance(out, ExchangeFailed)}
     assert failed.keys() == set(range(9)) - {4}
-    by_time = {n: out for n, out in failed.items() if "made no progress" in str(out)}
-    assert {out.peers for out in by_time.values()} == {("group-4",)}
-    # Their patience is a quarter longer. On a busy machine it may end before the others are seen to have failed.
-    for number in set(column) - by_time.keys():
-        assert "a new quorum" in str(failed[number])
-        assert failed[number].peers == ()
+    by_time = {n for n, out in failed.items() if "made no progress" in str(out)}
+    assert ("group-4",) in {failed[number].peers for number in by_time & {3, 5}}
+    # The patience of others is a quarter longer. On a busy machine it may end before the next quorum ends their wait,
+    # and the other of the column then sees a connection close.
+    for number in column:
+        assert "a new quorum" in str(failed[number]) if not failed[number].peers else by_time & {*column}
+    assert all(failed[number].peers for number in range(9) if number not in (4, *column))
 
 
 def test_later_rounds_have_more_patience() -> None:
