@@ -142,7 +142,7 @@ def check_devices(ranks: Sequence[int]) -> None:
 def _listener(
     config: GroupConfig, store: StateStore, credentials: Credentials, incarnation: Incarnation, rank: int
 ) -> Listener:
-    listener = Listener(
+    return Listener(
         job=config.job,
         group=config.group,
         incarnation=incarnation,
@@ -150,7 +150,6 @@ def _listener(
         key=credentials.data_key,
         rank=rank,
     )
-    return listener
 
 
 def _addresses(config: GroupConfig, listener: Listener, rank: int) -> Addresses:
