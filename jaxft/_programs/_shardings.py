@@ -55,10 +55,21 @@ def pins(
     parameters, and XLA often gathers them (measured: four times the memory and traffic). The parameter is the
     leaf of the state of equal shape whose path has the longest suffix in common with the contribution's. If no
     name matches, a sharding is chosen only if all leaves of that shape share it. Some rows of a gradient have the
-    sharding of the whole.
+    sharding of the whole. A gradient on the devices stays there, also if a leaf in host memory has its name: the
+    moments of an offloaded optimizer do.
     """
     pin_of = Pins(state, state_paths)
-    return [pin_of(one.path, one.rows.shape if one.rows else one.aval.shape) for one in contributions]
+    found = [pin_of(one.path, one.rows.shape if one.rows else one.aval.shape) for one in contributions]
+    return [
+        pin if one.aval.memory_space is jax.memory.Space.Host else _on_devices(pin)
+        for pin, one in zip(found, contributions, strict=True)
+    ]
+
+
+def _on_devices(sharding: Sharding | None) -> Sharding | None:
+    if sharding is None or "host" not in (sharding.memory_kind or ""):
+        return sharding
+    return sharding.with_memory_kind("device")
 
 
 class Pins:

@@ -177,6 +177,33 @@ def test_unplaced_leaves_beside_packed_ones_are_replicated(dtype: str) -> None:
     }
 
 
+@pytest.mark.parametrize("overlap", [1, 2])
+@pytest.mark.parametrize("axes", AXES)
+def test_an_offloaded_optimizer_leaves_the_gradients_on_the_devices(axes: str, overlap: int) -> None:
+    """Its moments have the names and shapes of the parameters, and may come before them in the state."""
+    mesh = mesh_of(axes)
+    specs = {"loss": P(), "w": P("fsdp", None)}
+    places = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+
+    def train_step(state: Any, batch: Any) -> Any:
+        loss, grad = jax.value_and_grad(lambda w: jnp.mean((w * batch) ** 2))(state["w"])
+        means = jaxft.pmean({"loss": loss, "w": grad})
+        moments = jax.device_put(state["moments"], jax.memory.Space.Device)
+        moments = jax.tree.map(lambda moment, mean: 0.9 * moment + mean, moments, means)
+        w = state["w"] - 0.1 * moments["w"]
+        return {"moments": jax.device_put(moments, jax.memory.Space.Host), "w": w}, {"loss": loss}
+
+    zeros = {"loss": np.float32(0), "w": np.zeros((8, 4), np.float32)}
+    there = {name: sharding.with_memory_kind("pinned_host") for name, sharding in places.items()}
+    w = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), places["w"])
+    state: Any = {"moments": jax.device_put(zeros, there), "w": w}
+    step = jaxft.fault_tolerant(train_step, None, overlap=overlap)
+    for _ in range(2):
+        state, _ = step(state, np.float32(2))
+    assert {name: leaf.sharding for name, leaf in state["moments"].items()} == there
+    assert state["w"].sharding == places["w"]
+
+
 def test_a_batch_that_is_placed_elsewhere_is_another_program() -> None:
     """One apply serves both, also where XLA was free to choose how a contribution leaves compute."""
     mesh, model = mesh_of("auto"), mlp_adam()
@@ -241,7 +268,7 @@ def test_a_nested_jit_keeps_its_shardings() -> None:
 class Named:
     def __init__(self, path: tuple[str, ...], shape: tuple[int, ...]) -> None:
         self.path = path
-        self.aval = jax.ShapeDtypeStruct(shape, jnp.float32)
+        self.aval = jax.typeof(np.zeros(shape, np.float32))
         self.rows = None
 
 
