@@ -43,8 +43,10 @@ def check_storable(state: Any) -> None:
     """Check that a checkpoint can hold a state.
 
     Raises:
-        ConfigurationError: two leaves have the same name on disk, or there is nothing to store.
+        ConfigurationError: a leaf has no values, two leaves have the same name on disk, or there is nothing to store.
     """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        _check_leaf(jax.tree_util.keystr(path), leaf)
     names = _names(state)
     if not names:
         raise ConfigurationError(
@@ -56,6 +58,23 @@ def check_storable(state: Any) -> None:
             f"Two leaves of the state have the name {twice!r} on disk, where the keys of a path are joined by dots: "
             "rename one of them."
         )
+
+
+def _check_leaf(name: str, leaf: Any) -> None:
+    what = f"{f'The leaf {name} of the state' if name else 'The state'} is a {type(leaf).__name__}"
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise ConfigurationError(
+            f"{what}, a type without values. Training begins with the state that `restore` is given if there is no "
+            "checkpoint, and what is restored lies where its arrays lie: pass arrays, such as those of "
+            "`jax.jit(init, out_shardings=...)(key)`."
+        )
+    try:
+        jax.typeof(leaf)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what}, and a checkpoint holds arrays and numbers: convert the leaf, or leave it out. If the state "
+            "holds functions and settings too, say which leaves are arrays, as in `arrays=equinox.is_array`."
+        ) from error
 
 
 class PartsCopy:

@@ -36,6 +36,15 @@ NOT_STORABLE: dict[str, tuple[Any, str]] = {
         OrderedDict[Any, Any]([(1, {"x": ONE}), ("1", {"y": OTHER})]),
         "have the same key as text, '1'",
     ),
+    "a type": (
+        {"w": ONE, "x": jax.ShapeDtypeStruct((3,), jnp.float32)},
+        r"leaf \['x'\] of the state is a ShapeDtypeStruct, a type without values.*pass arrays",
+    ),
+    "the type of a key": (jax.eval_shape(jax.random.key, 0), "The state is a ShapeDtypeStruct"),
+    "a text": (
+        {"w": ONE, "name": "mlp"},
+        r"leaf \['name'\] of the state is a str, .* holds arrays and numbers",
+    ),
     "nothing": ({}, "no array.*leave out `checkpoints=`"),
     "nothing but None": ({"a": None, "b": []}, "no array"),
 }
