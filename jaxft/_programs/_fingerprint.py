@@ -76,10 +76,13 @@ def shardings_digest(specs: Sequence[jax.ShapeDtypeStruct]) -> str:
 
 def sharding_text(sharding: Any, *, meshes: bool = True) -> str:
     if isinstance(sharding, jax.sharding.NamedSharding):
-        mesh = sharding.mesh
-        axes = dict(mesh.shape) if meshes else list(mesh.axis_names)
-        return f"{axes} {mesh.axis_types} {sharding.spec} {sharding.memory_kind}"
+        return f"{_mesh_text(sharding.mesh, meshes=meshes)} {sharding.spec} {sharding.memory_kind}"
     return type(sharding).__name__
+
+
+def _mesh_text(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, *, meshes: bool) -> str:
+    axes = dict(mesh.shape) if meshes else list(mesh.axis_names)
+    return f"{axes} {mesh.axis_types}"
 
 
 def _hash(text: str) -> str:
@@ -127,6 +130,8 @@ def _value(value: Any, text: _Text) -> str:
         return str(value)
     if isinstance(value, jax.sharding.Sharding):
         return sharding_text(value, meshes=text.meshes)
+    if isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        return _mesh_text(value, meshes=text.meshes)
     return _container(value, text) or _printed(value)
 
 

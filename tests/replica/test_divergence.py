@@ -5,6 +5,7 @@ than pmean or psum. Second: two steps that differ only in a constant, such as a 
 different fingerprints, so that the coordinator refuses the join.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -39,17 +40,28 @@ def digest_of(train_step: Callable[..., Any], state: Any = STATE, batch: Any = B
     return program_digest(Model(lambda _: train_step, lambda: state, lambda _: batch))
 
 
-def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes: bool) -> str:
+# How a step may name its mesh in a nested jit: by a sharding on it, as that of `jax.set_mesh`, or in a shard_map.
+NAMED: dict[str, Callable[[NamedSharding, Any], Any]] = {
+    "in a sharding": lambda placed, x: lax.with_sharding_constraint(x, placed),
+    "by set_mesh": lambda placed, x: lax.with_sharding_constraint(x, placed.spec),
+    "in a shard_map": lambda placed, x: lax.with_sharding_constraint(
+        jax.shard_map(jnp.cos, mesh=placed.mesh, in_specs=P(), out_specs=P())(x), placed
+    ),
+}
+
+
+def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes: bool, named: str) -> str:
     """The fingerprint of a step on a mesh, which names that mesh in a nested jit and in the gradient's place."""
     mesh = jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * 2)
     placed = NamedSharding(mesh, spec)
-    tie = jax.jit(lambda x: lax.with_sharding_constraint(jnp.sin(x), placed))
+    tie = jax.jit(lambda x: NAMED[named](placed, jnp.sin(x)))
 
     def train_step(state: jax.Array, batch: jax.Array) -> Any:
         return state - tie(jaxft.pmean(tie(state * batch))), {}
 
     leaf = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=placed)
-    closed = jax.make_jaxpr(lambda state, batch: train_step(state, batch)[0])(leaf, leaf)
+    with jax.set_mesh(mesh) if named == "by set_mesh" else contextlib.nullcontext():
+        closed = jax.make_jaxpr(lambda state, batch: train_step(state, batch)[0])(leaf, leaf)
     parts = cut(closed, ["w"], ["x"], lambda old, new: True)
     return fingerprint_of(parts.programs, meshes=meshes)
 
@@ -469,13 +481,14 @@ def test_the_shape_of_a_batch_shows() -> None:
 # Meshes
 
 
-def test_the_sizes_of_a_mesh_can_be_left_out() -> None:
+@pytest.mark.parametrize("named", NAMED)
+def test_the_sizes_of_a_mesh_can_be_left_out(named: str) -> None:
     axes, spec, sizes = ("a", "b"), P("a"), [(2, 1), (1, 2), (4, 1)]
-    assert len({digest_on(size, axes, spec, meshes=True) for size in sizes}) == 3
-    (same,) = {digest_on(size, axes, spec, meshes=False) for size in sizes}
+    assert len({digest_on(size, axes, spec, meshes=True, named=named) for size in sizes}) == 3
+    (same,) = {digest_on(size, axes, spec, meshes=False, named=named) for size in sizes}
     others = [
-        digest_on((2, 1), ("b", "a"), spec, meshes=False),
-        digest_on((2, 1), axes, P("b"), meshes=False),
+        digest_on((2, 1), ("b", "a"), spec, meshes=False, named=named),
+        digest_on((2, 1), axes, P("b"), meshes=False, named=named),
     ]
     assert len({same, *others}) == 3
 
