@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxft._arrays._layout import LeafSpec
+from jaxft._errors import ConfigurationError
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
@@ -20,7 +21,7 @@ from jaxft._programs._primitive import pmean
 from jaxft._programs._programs import Programs, batch_key
 from jaxft._programs._randomness import shared_draws, warning
 from jaxft._programs._same_bits import check_same_bits
-from jaxft._programs._shardings import Pins, pins, placed, specs
+from jaxft._programs._shardings import Pins, apart, pins, placed, specs
 from jaxft._programs._slice import Part
 from jaxft._programs._trace import Traced, trace_step
 
@@ -93,7 +94,8 @@ def cut_programs(
 
     Raises:
         StepError: the step cannot be cut as written, or not overlapped without other bits.
-        ConfigurationError: the state was consumed before, or is made of tracers.
+        ConfigurationError: the state was consumed before or is made of tracers, or leaves of the state and the batch
+            lie on different devices.
     """
     shared = shared or Shared()
     leaves, state_tree = jax.tree.flatten(state)
@@ -115,7 +117,12 @@ def cut_programs(
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, traced.state_names)
     inputs = [*batch_specs, SHARD_SPEC]
-    executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
+    try:
+        executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
+    except ValueError as error:  # of JAX, which knows the leaves by their numbers in a program
+        if found := apart(_names(traced), [*leaves, *batch_leaves]):
+            raise ConfigurationError(found) from error
+        raise
     if overlap > 1 and is_first:
         whole = _cut(traced, state_specs, axis, 1, Shared())
         pinned = pins(whole.contributions, state_specs, traced.state_names)
@@ -168,6 +175,15 @@ def cut_only(
         axis,
     )
     return _cut(traced, state_specs, axis, overlap, shared)
+
+
+def _names(traced: Traced) -> list[str]:
+    """What messages call the leaves of the state and of the batch."""
+    return [
+        f"the leaf {label} of the {what}" if label else f"the {what}"
+        for what, labels in (("state", traced.state_labels), ("batch", traced.batch_labels))
+        for label in labels
+    ]
 
 
 def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int, shared: Shared) -> Cut:

@@ -1,6 +1,6 @@
 """The shardings that a step's programs are compiled for, so that no sharding drifts from step to step."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -20,6 +20,35 @@ def specs(state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[jax.ShapeDty
     mesh = _mesh([*state, *batch])
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     return [_spec(leaf, replicated) for leaf in state], [_spec(leaf, None) for leaf in batch]
+
+
+def apart(labels: Sequence[str], leaves: Sequence[Any]) -> str:
+    """Say which two leaves were placed on other devices than each other; "" if all lie on the same.
+
+    Args:
+        labels: what a message calls each leaf.
+        leaves: the leaves of the state and of the batch.
+    """
+    found = [
+        (label, sharding.device_set)
+        for label, leaf in zip(labels, leaves, strict=True)
+        if (sharding := placed(leaf)) is not None
+    ]
+    first, most = max(found, key=lambda one: len(one[1]), default=("", set[Any]()))
+    other = next((one for one in found if one[1] != most), None)
+    if other is None:
+        return ""
+    return (
+        f"A step takes a state and a batch on the same devices, but {other[0]} lies on {_numbers(other[1])}, and "
+        f"{first} on {_numbers(most)}. Place both on the same, such as by "
+        "`jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))` for one that is not divided; or leave one "
+        "unplaced, as numpy arrays and those of jax.numpy are: it is brought to where the others lie."
+    )
+
+
+def _numbers(devices: Set[Any]) -> str:
+    found = sorted(device.id for device in devices)
+    return f"device{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
 
 def _spec(leaf: Any, otherwise: Sharding | None) -> jax.ShapeDtypeStruct:

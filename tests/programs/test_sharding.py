@@ -221,6 +221,39 @@ def test_a_batch_that_is_placed_elsewhere_is_another_program() -> None:
     assert len({id(programs.executables.apply) for programs in step._programs.values()}) == 1
 
 
+def test_leaves_on_other_devices_are_refused_by_name() -> None:
+    mesh, few = mesh_of("auto"), Mesh(np.array(jax.devices()[:2]), ("few",))
+
+    def train_step(state: Any, batch: Any) -> Any:
+        mean = jaxft.pmean(jnp.mean(batch["x"] @ state["w"]))
+        return {"n": state["n"] + 1, "w": state["w"] - mean}, {}
+
+    def refused(n: Any, x: Any) -> str:
+        w = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("fsdp", "tp")))
+        with pytest.raises(jaxft.ConfigurationError) as caught:
+            jaxft.fault_tolerant(train_step, None)({"n": n, "w": w}, {"x": x})
+        return str(caught.value)
+
+    n, x = jnp.int32(0), jnp.ones((2, 8))
+    w = "the leaf ['w'] of the state on devices 0, 1, 2, 3"
+    for alone in (jax.devices()[0], jax.devices()[3]):
+        on = f"on device {alone.id}, and {w}"
+        assert f"leaf ['n'] of the state lies {on}" in refused(jax.device_put(n, alone), x)
+        assert f"leaf ['x'] of the batch lies {on}" in refused(n, jax.device_put(x, alone))
+    on = f"on devices 0, 1, and {w}"
+    assert f"['n'] of the state lies {on}" in refused(jax.device_put(n, NamedSharding(few, P())), x)
+    assert f"['x'] of the batch lies {on}" in refused(n, jax.device_put(x, NamedSharding(few, P("few"))))
+
+
+def test_a_second_batch_on_other_devices_is_refused_by_name() -> None:
+    step = jaxft.fault_tolerant(lambda w, x: (w - jaxft.pmean(jnp.mean(x)), {}), None)
+    w, _ = step(jax.device_put(jnp.ones(4), NamedSharding(mesh_of("auto"), P())), np.ones(2, np.float32))
+    with pytest.raises(
+        jaxft.ConfigurationError, match="batch lies on device 1, and the state on devices 0, 1, 2, 3"
+    ):
+        step(w, jax.device_put(jnp.ones(2), jax.devices()[1]))
+
+
 def test_a_sharded_key_and_a_counter() -> None:
     mesh = mesh_of("auto")
 
