@@ -17,6 +17,7 @@ from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._ranks._collectives import came_from_xla
+from jaxft._ranks._ending import keep_status
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
 from jaxft._replica._draining import Drained, SigtermDrains
@@ -289,7 +290,7 @@ class Manager:
             self._observers = observers_of(config, member.identity, member.ranks.rank)
             member.start()
         except BaseException as error:
-            self._close(repr(error))
+            self._close(error)
             raise
         self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
         self._runner.observers = self._observers
@@ -356,7 +357,7 @@ class Manager:
         finally:
             if self._config.checkpoints is not None:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
-            self._close("" if ends_with is None else repr(ends_with))
+            self._close(ends_with)
 
     def _await_loss(self, member: Membership, error: BaseException | None) -> None:
         """A collective that lost a rank may fail only where its result is read, outside of the step."""
@@ -392,14 +393,17 @@ class Manager:
             return engine
         return self._beacon.watching(engine, lambda: len(self.report.members))
 
-    def _close(self, error: str = "") -> None:
+    def _close(self, error: BaseException | None = None) -> None:
+        text = "" if error is None else repr(error)
         if self._sigterm is not None:
             self._sigterm.close()
         if self._runner is not None:
             self._runner.close()
         if self._member is not None:
-            self._member.close(error)
-        self._observers.close(error)
+            if error is not None and self._member.ranks.size > 1:
+                keep_status(error)
+            self._member.close(text)
+        self._observers.close(text)
 
 
 def _given(name: str, value: str | None) -> str:

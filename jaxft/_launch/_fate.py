@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from jaxft._launch._processes import Child
 from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
 
-# A process beside one that failed may still say why; one beside a process that was killed hangs in a collective.
+# A process beside one that failed may still say why: one whose own error has ended the others ends after them.
+# One beside a process that was killed hangs in a collective.
 LAST_WORDS_S = 1.0
 
 
@@ -42,7 +43,7 @@ class Fate:
                 continue
             self.statuses[index] = status
             if status != DONE and self.failed is None:
-                last_words_s = LAST_WORDS_S if ending_of(status) is Ending.ERROR else 0.0
+                last_words_s = 0.0 if ending_of(status) is Ending.KILLED else LAST_WORDS_S
                 self.fail(index, within_s=last_words_s if shared else None)
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             self.kill()

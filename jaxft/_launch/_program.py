@@ -13,14 +13,26 @@ from pathlib import Path
 
 from jaxft._errors import JaxftError, JobFinished
 from jaxft._launch._statuses import status_of
+from jaxft._ranks._ending import end_at_once
+from jaxft._ranks._ending import status_of as status_of_rank
 
 
 def run(words: Sequence[str]) -> None:
-    """Run `python WORDS...` in this interpreter.
+    """Run `python WORDS...` in this interpreter. In a rank of several, an error ends the process at once.
 
     Raises:
         SystemExit: the program has ended with an error of the library.
     """
+    try:
+        _run(words)
+    except BaseException as error:
+        if int(os.environ.get("JAXFT_NPROC", "1")) > 1 and (status := status_of_rank(error)):
+            _say(error)
+            end_at_once(status)
+        raise
+
+
+def _run(words: Sequence[str]) -> None:
     try:
         if words[0] == "-m":
             sys.argv = list(words[1:])
@@ -38,6 +50,14 @@ def run(words: Sequence[str]) -> None:
     except JaxftError as error:
         traceback.print_exc()
         raise SystemExit(status_of(error)) from error
+
+
+def _say(error: BaseException) -> None:
+    """Print what Python would, at the end of the program."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, error.__traceback__)
+    elif isinstance(error.code, str):
+        sys.stderr.write(f"{error.code}\n")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ reach it. The supervisor starts the whole group again, and it heals from the oth
 
 import contextlib
 import logging
-import os
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from typing import Any, NoReturn
 
 from jaxft_protocol.proto import ranks_pb2 as pb
 
+from jaxft._ranks._ending import end_at_once
 from jaxft._transport._seals import Connection, is_tag
 from jaxft._transport._sockets import Abort, Aborted, pause, recv_exactly, send_all
 
@@ -191,9 +190,7 @@ def end_with(name: str, other: str, why: str) -> NoReturn:
         "[jaxft %s] This rank ends with status %d, because a group shares fate: %s is lost (%s).",
         *(name, EXIT_AGAIN, other, why),
     )
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(EXIT_AGAIN)
+    end_at_once(EXIT_AGAIN)
 
 
 def leader_message(data: bytes) -> pb.LeaderMessage:

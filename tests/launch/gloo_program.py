@@ -1,8 +1,9 @@
 """A group of several processes, which all-reduces with `jax.distributed` over gloo, without a Manager.
 
-    gloo_program.py FOLDER STEPS
+    gloo_program.py FOLDER STEPS [RAISES]
 
-Each step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the number of steps that this rank has done, so
+RAISES is where rank 1 raises: `first` before the ranks have met, `in-manager` once they have entered a Manager. Each
+step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the number of steps that this rank has done, so
 that a restarted group goes on. In a folder with a file `hold`, ranks wait before a step until it is gone.
 """
 
@@ -17,11 +18,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxft
 
-def main(folder: Path, steps: int) -> None:
+
+def main(folder: Path, steps: int, raises: str) -> None:
     rank, nproc = int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"])
     jax.distributed.initialize(num_processes=nproc, process_id=rank, initialization_timeout=100)
+    if rank == 1 and raises == "first":
+        raise ValueError("this rank cannot train")
     assert (jax.process_count(), jax.process_index()) == (nproc, rank)
+    if raises == "in-manager":
+        with jaxft.Manager(os.environ["JAXFT_COORDINATOR"], group=os.environ["JAXFT_GROUP"]) as manager:
+            if rank == 1:
+                raise ValueError("this rank cannot train")
+            manager.restore(jnp.zeros(()))
     mesh = Mesh(np.array(jax.devices()), ("rank",))
     ones = jax.make_array_from_callback(
         (nproc,), NamedSharding(mesh, P("rank")), lambda index: np.full(1, rank + 1, np.float32)
@@ -38,4 +48,4 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:] or [""])

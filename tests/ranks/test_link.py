@@ -39,7 +39,7 @@ from jaxft_protocol.replica.state import (
 from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
-from jaxft._ranks import _leader, _link
+from jaxft._ranks import _ending, _leader, _link
 from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
@@ -396,8 +396,8 @@ class Exits:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.statuses: list[int] = []
         self.happened = threading.Event()
-        monkeypatch.setattr(_link.os, "_exit", self._exit)
-        monkeypatch.setattr(_link.logging, "shutdown", lambda: None)
+        monkeypatch.setattr(_ending.os, "_exit", self._exit)
+        monkeypatch.setattr(_ending.logging, "shutdown", lambda: None)
 
     def _exit(self, status: int) -> None:
         self.statuses.append(status)
