@@ -68,6 +68,10 @@ KNOWN = {
         "EventFile.run",
     ): "its result is awaited at once",
     (
+        "coordinator/jaxft_coordinator/http/_app.py",
+        "make_app.metrics",
+    ): "its result is awaited at once",
+    (
         "coordinator/jaxft_coordinator/http/serve.py",
         "HttpPort.start",
     ): "tests/operate/test_http.py",

@@ -1,18 +1,17 @@
 """Values of single metrics, for what happens to a job."""
 
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.http._metrics import JaxftCollector
+from jaxft_coordinator.http._metrics import read
 from jaxft_protocol.coordinator.job import Options
-from prometheus_client import CollectorRegistry
 
 from tests.operate.test_happened import Watching, watching
 
 
 def value(desk: Watching, name: str, **labels: str) -> float | None:
     """What the coordinator of a desk exports now; None if it exports no such series."""
-    registry = CollectorRegistry()
-    registry.register(JaxftCollector(Server("localhost:0", Options()), desk.observer))
-    return registry.get_sample_value(name, {"job": "job", **labels})
+    samples = (one for each in read(Server("localhost:0", Options()), desk.observer) for one in each.samples)
+    asked = {"job": "job", **labels}
+    return next((float(one.value) for one in samples if (one.name, one.labels) == (name, asked)), None)
 
 
 def test_a_job_whose_groups_are_all_gone_is_idle_and_does_not_wait():

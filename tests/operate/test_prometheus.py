@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import yaml
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.http._metrics import JaxftCollector
+from jaxft_coordinator.http._metrics import MOST_GROUPS, MOST_GROUPS_IN_ALL, as_text, read
+from jaxft_coordinator.observe._watched import WatchedGroup
+from jaxft_coordinator.observe.observer import Observer
+from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import Options
-from prometheus_client import CollectorRegistry, generate_latest
+from jaxft_protocol.messages import GroupName
 
 from tests import patience
 from tests.clusters import cluster
@@ -31,6 +34,10 @@ ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule
 NAME = re.compile(r"\bjaxft_[a-z_]+\b")
 
 
+def text_of(observer: Observer) -> str:
+    return as_text(read(Server("localhost:0", Options()), observer)).decode()
+
+
 def exported() -> set[str]:
     """The names of all series that a coordinator exports once everything has happened to a job."""
     desk = watching("a", "b", "c")
@@ -38,12 +45,9 @@ def exported() -> set[str]:
     desk.commit()
     desk.close("b")
     healing(desk, "b", incarnation=2)
-    registry = CollectorRegistry()
-    registry.register(JaxftCollector(Server("localhost:0", Options()), desk.observer))
-    text = generate_latest(registry).decode()
-    return {
-        line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")
-    }
+    lines = text_of(desk.observer).splitlines()
+    names = {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")}
+    return {name for name in names if not name.startswith(("process_", "python_"))}
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -66,6 +70,34 @@ def test_every_exported_metric_is_documented_and_no_other() -> None:
         "jaxft_job_failures_total"
     }
     assert documented == families
+
+
+def test_series_of_groups_are_bounded_in_all_and_those_of_jobs_with_groups_come_first() -> None:
+    """A scrape of very many groups would hold up every job."""
+    desk = watching("a", "b")
+    for number in range(MOST_GROUPS_IN_ALL // MOST_GROUPS):
+        name = f"a-before-{number}"  # in the alphabet
+        desk.observer.saw(durable.new(name, Options()), None, (), desk.now_s)
+        desk.observer.jobs[name].groups |= {
+            GroupName(f"gone-{n}"): WatchedGroup("gone", 0.0, 0.0) for n in range(MOST_GROUPS)
+        }
+    lines = text_of(desk.observer).splitlines()
+    named = {tuple(re.findall('(?:group|job)="(.*?)"', line)) for line in lines if "group=" in line}
+    job = desk.job.name
+    assert {("a", job), ("b", job)} <= named
+    assert len(named) == 2 + MOST_GROUPS_IN_ALL - MOST_GROUPS
+    assert f'jaxft_groups{{job="{name}",state="gone"}} {MOST_GROUPS:.1f}' in lines
+
+
+def test_of_groups_that_are_gone_those_that_went_first_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxft_coordinator.observe.observer.KEPT_GROUPS", 4)
+    desk = watching("a", "b", "c", "d")
+    other = durable.new("other", Options())
+    desk.observer.saw(other, None, (), desk.now_s)  # each job has half of them
+    for name in ("c", "b", "d"):
+        desk.now_s += 1.0
+        desk.close(name)
+    assert set(desk.observer.jobs[desk.job.name].groups) == {"a", "b", "d"}
 
 
 def test_every_alert_says_what_to_do() -> None:

@@ -1,17 +1,12 @@
 """The routes of the HTTP port."""
 
+import asyncio
 import json
 import time
 from collections.abc import Mapping
 from importlib.resources import files
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    GCCollector,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
@@ -20,9 +15,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.http import _views
+from jaxft_coordinator.http import _metrics, _views
 from jaxft_coordinator.http._actions import Actions
-from jaxft_coordinator.http._metrics import JaxftCollector
 from jaxft_coordinator.http._stream import Streams, TooManyViewers
 from jaxft_coordinator.observe.observer import Observer
 
@@ -54,13 +48,11 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         actions: what operators may do.
         streams: the viewers.
     """
-    registry = CollectorRegistry()
-    registry.register(JaxftCollector(server, observer))
-    ProcessCollector(registry=registry)
-    GCCollector(registry=registry)
 
     async def metrics(request: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        found = _metrics.read(server, observer)
+        text = await asyncio.to_thread(_metrics.as_text, found)  # with thousands of groups the longer part
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok\n")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -18,73 +19,80 @@ from jaxft_coordinator.observe._histogram import Histogram
 from jaxft_coordinator.observe._watched import WatchedJob
 from jaxft_coordinator.observe.observer import Observer
 
-# Beyond this, series of single groups are left out for a job: its totals stay.
+# Beyond these, for a job and in all, series of single groups are left out for a job: its totals stay.
 MOST_GROUPS = 512
+MOST_GROUPS_IN_ALL = 4096
 
 
-class JaxftCollector(Collector):
-    """Reads everything at the moment of the scrape: nothing is counted twice, and a forgotten job disappears.
+def read(server: Server, observer: Observer) -> list[Metric]:
+    """Read everything at the moment of a scrape: nothing is counted twice, and a forgotten job disappears.
 
     Args:
         server: the coordinator.
         observer: what it is observed by.
     """
+    now_s = time.monotonic()
+    jobs = [watched for _, watched in sorted(observer.jobs.items()) if watched.job is not None]
+    return [*_of_the_coordinator(server, observer), *_of_jobs(jobs, now_s), *_of_groups(jobs, now_s)]
 
-    def __init__(self, server: Server, observer: Observer) -> None:
-        self._server = server
-        self._observer = observer
 
-    def describe(self) -> Iterator[Metric]:
-        """Register without a scrape."""
-        return iter(())
+def as_text(metrics: list[Metric]) -> bytes:
+    """Return metrics, and those of this process, in Prometheus' text format. For a thread beside the loop."""
+    registry = CollectorRegistry()
+    registry.register(_Read(metrics))
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return generate_latest(registry)
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._of_the_coordinator()
-        jobs = [watched for _, watched in sorted(self._observer.jobs.items()) if watched.job is not None]
-        yield from _of_jobs(jobs, time.monotonic())
-        yield from _of_groups(jobs, time.monotonic())
 
-    def _of_the_coordinator(self) -> Iterator[Metric]:
-        server, observer = self._server, self._observer
-        build = GaugeMetricFamily("jaxft_build_info", "Version of the coordinator.", labels=["version"])
-        build.add_metric([__version__], 1)
-        yield build
-        groups, unauthenticated = server.streams
-        jobs = server.jobs
-        gauges = {
-            "jaxft_leads": ("1 if this coordinator leads.", int(jobs.leading)),
-            "jaxft_ready": (
-                "1 if it leads, or stands by for a leader.",
-                int(_views.role(server) != "starting"),
-            ),
-            "jaxft_term": ("Number of this coordinator's life.", jobs.term),
-            "jaxft_jobs": ("Jobs that it remembers.", len(jobs)),
-            "jaxft_streams": ("Streams of admitted groups.", groups),
-            "jaxft_unauthenticated_streams": ("Streams that are not admitted yet.", unauthenticated),
-            "jaxft_store_blocked_seconds": (
-                "How long the job that waits longest has waited for its decision to be written.",
-                jobs.blocked_s,
-            ),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(name, text, value=value)
-        yield CounterMetricFamily(
-            "jaxft_events_dropped", "Events left out because a job had too many.", value=observer.dropped
-        )
-        yield CounterMetricFamily(
-            "jaxft_observer_errors", "Errors of what makes these metrics.", value=observer.errors
-        )
-        appends = HistogramMetricFamily(
-            "jaxft_store_append_seconds", "Time to make decisions durable in the store."
-        )
-        appends.add_metric([], observer.appends.buckets(), observer.appends.sum)
-        yield appends
-        failures = CounterMetricFamily(
-            "jaxft_job_failures", "Errors of the coordinator that stopped a job.", labels=["job"]
-        )
-        for name, count in jobs.failures.items():
-            failures.add_metric([name], count)
-        yield failures
+class _Read(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def _of_the_coordinator(server: Server, observer: Observer) -> Iterator[Metric]:
+    build = GaugeMetricFamily("jaxft_build_info", "Version of the coordinator.", labels=["version"])
+    build.add_metric([__version__], 1)
+    yield build
+    groups, unauthenticated = server.streams
+    jobs = server.jobs
+    gauges = {
+        "jaxft_leads": ("1 if this coordinator leads.", int(jobs.leading)),
+        "jaxft_ready": (
+            "1 if it leads, or stands by for a leader.",
+            int(_views.role(server) != "starting"),
+        ),
+        "jaxft_term": ("Number of this coordinator's life.", jobs.term),
+        "jaxft_jobs": ("Jobs that it remembers.", len(jobs)),
+        "jaxft_streams": ("Streams of admitted groups.", groups),
+        "jaxft_unauthenticated_streams": ("Streams that are not admitted yet.", unauthenticated),
+        "jaxft_store_blocked_seconds": (
+            "How long the job that waits longest has waited for its decision to be written.",
+            jobs.blocked_s,
+        ),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(name, text, value=value)
+    yield CounterMetricFamily(
+        "jaxft_events_dropped", "Events left out because a job had too many.", value=observer.dropped
+    )
+    yield CounterMetricFamily(
+        "jaxft_observer_errors", "Errors of what makes these metrics.", value=observer.errors
+    )
+    appends = HistogramMetricFamily(
+        "jaxft_store_append_seconds", "Time to make decisions durable in the store."
+    )
+    appends.add_metric([], observer.appends.buckets(), observer.appends.sum)
+    yield appends
+    failures = CounterMetricFamily(
+        "jaxft_job_failures", "Errors of the coordinator that stopped a job.", labels=["job"]
+    )
+    for name, count in jobs.failures.items():
+        failures.add_metric([name], count)
+    yield failures
 
 
 def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
@@ -178,9 +186,7 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         "Time of a group that was lost, by what it was lost to.",
         labels=["job", "group", "source"],
     )
-    for watched in jobs:
-        if len(watched.groups) > MOST_GROUPS:
-            continue
+    for watched in _with_series_of_groups(jobs):
         for name, group in watched.groups.items():
             for state, seconds in group.seconds_in(now_s).items():
                 states.add_metric([watched.name, name, state], seconds)
@@ -191,3 +197,13 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
             for source, seconds in lost_s.items():
                 lost.add_metric([watched.name, name, source.value], seconds)
     yield from (states, parts, good, lost)
+
+
+def _with_series_of_groups(jobs: list[WatchedJob]) -> Iterator[WatchedJob]:
+    """Those with groups that are connected come first."""
+    left = MOST_GROUPS_IN_ALL
+    for watched in sorted(jobs, key=lambda watched: watched.job is None or not watched.job.groups):
+        count = len(watched.groups)
+        if count <= min(left, MOST_GROUPS):
+            left -= count
+            yield watched

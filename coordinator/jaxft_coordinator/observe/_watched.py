@@ -17,8 +17,6 @@ from jaxft_coordinator.observe._histogram import Histogram
 KEPT_EVENTS = 300
 # Points of the curve of step rate and reported values: ten minutes, at one point a second.
 KEPT_POINTS = 600
-# Names of groups that are gone, of which something is kept; those that went first are forgotten first.
-KEPT_GROUPS = 4096
 GONE = "gone"
 PARTS = ("compute", "exchange", "vote", "apply")
 _DEPARTURES = {
@@ -123,8 +121,8 @@ class WatchedJob:
             group.moves_to(GONE, now_s, unix_s)
             self._book(group, now_s)
 
-    def move_groups(self, now_s: float, unix_s: float) -> None:
-        """Note in which state each group is now."""
+    def move_groups(self, now_s: float, unix_s: float, most_gone: int) -> None:
+        """Note in which state each group is now, and forget all but the last `most_gone` of those that are gone."""
         assert self.job is not None
         for name, group in self.job.groups.items():
             state = state_of(group.phase)
@@ -135,10 +133,10 @@ class WatchedJob:
                 known.moves_to(state, now_s, unix_s)
             known.spare, known.ended = group.spare, False
             self._book(known, now_s)
-        for name, known in list(self.groups.items()):
-            if len(self.groups) <= KEPT_GROUPS:
-                break
-            if known.state == GONE:
+        too_many = len(self.groups) - len(self.job.groups) - most_gone
+        if too_many > 0:
+            gone = self.groups.keys() - self.job.groups.keys()
+            for name in sorted(gone, key=lambda name: self.groups[name].since_s)[:too_many]:
                 del self.groups[name]
 
     def _book(self, group: WatchedGroup, now_s: float) -> None:

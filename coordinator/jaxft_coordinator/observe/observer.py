@@ -26,6 +26,9 @@ _log.addFilter(RateLimitFilter())
 BURST = 8000
 EVENTS_PER_S = 50.0
 
+# Groups that are gone, of which something is kept. Each job has its share.
+KEPT_GROUPS = 16384
+
 # Gets the job's name ("" for the coordinator itself), a sequence number, and the event's JSON.
 Listener = Callable[[str, int, str], None]
 
@@ -131,7 +134,7 @@ class Observer:
             watched.note(found, now_s, unix_s)
             self.tell(job.name, found)
         if before is None or job.groups is not before.groups:
-            watched.move_groups(now_s, unix_s)
+            watched.move_groups(now_s, unix_s, KEPT_GROUPS // len(self.jobs))
 
     def _pass_on(self, job: str, found: Happened, unix_s: float) -> None:
         self._sequence += 1
