@@ -21,6 +21,7 @@ from jaxft._programs._checks import (
     refuse_disabled_jit,
     refuse_iterator,
     refuse_others,
+    refuse_too_large,
 )
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
@@ -434,6 +435,7 @@ class Step:
         refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
         refuse_others("state", state)
         refuse_others("batch", batch)
+        refuse_too_large(state)
         state_types = _types_of_state(state)
         signature = (given.key, state_types, _types(batch))
         programs = self._programs.get(signature)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs import _compat
@@ -36,6 +37,23 @@ def other(what: str, tree: Any) -> str:
                 f"{type(leaf).__name__}, and not an array of numbers."
             )
     return ""
+
+
+def refuse_too_large(state: Any) -> None:
+    """Raise ConfigurationError for an integer that JAX's have too few bits for. It would keep the lower ones."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if not isinstance(leaf, int | np.integer | np.ndarray):
+            continue
+        if (kind := np.result_type(leaf).kind) not in "iuO":  # O: beyond 64 bits
+            continue
+        range_ = np.iinfo(jax.dtypes.canonicalize_dtype(np.uint64 if kind == "u" else np.int64))
+        if not np.all((leaf >= range_.min) & (leaf <= range_.max)):
+            where = jax.tree_util.keystr(path)
+            raise ConfigurationError(
+                f"{f'The leaf {where} of the state' if where else 'The state'} is {short(leaf)}, which JAX cannot "
+                f"keep: its integers are {range_.dtype} here, {range_.min} to {range_.max}. Enable those of 64 bits "
+                "(JAX_ENABLE_X64=1), or divide the number into two leaves."
+            )
 
 
 def refuse_iterator(batch: Any) -> None:

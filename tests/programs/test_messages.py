@@ -257,6 +257,28 @@ def test_a_state_that_is_used_again() -> None:
         jaxft.digest(state)
 
 
+@pytest.mark.parametrize(
+    ("number", "kept"),
+    [(2**31, "int32"), (-(2**70), "int32"), (np.array([0, 2**40]), "int32"), (np.uint64(2**63), "uint32")],
+)
+def test_an_integer_of_more_bits_than_those_of_jax(number: Any, kept: str) -> None:
+    step = jaxft.fault_tolerant(train_pair, None)
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"The leaf \['b'\] of the state is .*, which JAX cannot keep: .* {kept} here",
+    ):
+        step({"a": jnp.zeros(3), "b": number}, ROWS)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, -(2**31), np.uint32(2**32 - 1), np.int64(7), True])
+def test_an_integer_that_jax_can_keep(number: Any) -> None:
+    def counts(state: Any, batch: Any) -> Any:
+        return {"w": state["w"] - jaxft.pmean(jnp.mean(batch)), "n": state["n"]}, {}
+
+    state, _ = jaxft.fault_tolerant(counts, None)({"w": jnp.zeros(()), "n": number}, ROWS)
+    assert state["n"] == number
+
+
 def test_a_leaf_that_other_code_has_donated() -> None:
     step, donate = jaxft.fault_tolerant(train_pair, None), jax.jit(lambda w: w + 1, donate_argnums=0)
     state, _ = step({"a": jnp.zeros(3), "b": jnp.zeros(3)}, ROWS)
