@@ -222,6 +222,19 @@ def test_people_see_when_a_group_last_sent_anything():
     assert [each["heard_s_ago"] for each in told] == [2.0, 3.0]  # pyright: ignore
 
 
+def test_an_event_and_the_state_after_it_have_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page puts both into one time line: a state before its event, and not only at it, would be there twice."""
+    clock = itertools.count(1000)
+    monkeypatch.setattr("time.time", lambda: float(next(clock)))
+    desk, told = watching("a", "b"), []
+    desk.observer.listen(lambda job, number, text: told.append(json.loads(text)))
+    desk.close("b")
+    (lost,) = (event for event in told if event["event"] == "group_lost")
+    groups = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)["group_list"]
+    (gone,) = (group for group in groups if group["group"] == "b")  # pyright: ignore[reportGeneralTypeIssues]
+    assert (lost["t"], gone["state"]) == (gone["since"], GONE)
+
+
 def test_the_json_form_leaves_out_what_is_empty():
     text = as_json("job", Happened("quorum_ended", step=0, quorum_id=3), 1.25)
     assert text == {"t": 1.25, "event": "quorum_ended", "job": "job", "step": Step(0), "quorum_id": 3}

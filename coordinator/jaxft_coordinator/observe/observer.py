@@ -107,9 +107,9 @@ class Observer:
         self.jobs.clear()
         self.tell("", Happened("stands_by", reason=reason))
 
-    def tell(self, job: str, found: Happened) -> None:
-        """Keep an event, and pass it to all listeners."""
-        unix_s = time.time()
+    def tell(self, job: str, found: Happened, unix_s: float | None = None) -> None:
+        """Keep an event, and pass it to all listeners. `unix_s`: when it happened, if that is not now."""
+        unix_s = time.time() if unix_s is None else unix_s
         for one in self._allowed(job, found, unix_s):
             self._pass_on(job, one, unix_s)
 
@@ -132,7 +132,7 @@ class Observer:
         unix_s = time.time()
         for found in happened(before, job, event, effects):
             watched.note(found, now_s, unix_s)
-            self.tell(job.name, found)
+            self.tell(job.name, found, unix_s)
         if before is None or job.groups is not before.groups:
             watched.move_groups(now_s, unix_s, KEPT_GROUPS // len(self.jobs))
 
