@@ -35,6 +35,8 @@ def signals_as_exit() -> Iterator[None]:
         sys.exit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # While a parent's choice to ignore it is inherited, the kernel keeps no exit status: all of them would be 0.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
     finally:

@@ -247,6 +247,8 @@ def _signals() -> Iterator[list[int]]:
     # `nohup jaxft launch` is to outlive its terminal.
     heeded = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in heeded}
+    # While a parent's choice to ignore it is inherited, the kernel keeps no exit status: all of them would be 0.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield arrived
     finally:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -61,6 +62,15 @@ def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> Non
         patience.run(command, stdout=full, stderr=subprocess.DEVNULL)
     last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["status"]) == ("launch_ended", 0)
+
+
+def test_exit_statuses_count_where_the_parent_ignores_ended_children(folder: Path) -> None:
+    """As some process managers leave it. A program that was killed would otherwise count as done."""
+    ignores = "signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    parent = (sys.executable, "-c", f"import os, signal, sys; {ignores}")
+    command = launch_command(folder, *NOWHERE, "--no-warm", program=(*FAKE, "exit:78"))
+    ended = patience.run([*parent, *command], stdout=subprocess.DEVNULL)
+    assert ended.returncode == 78
 
 
 def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
