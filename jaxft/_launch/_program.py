@@ -4,6 +4,7 @@ python -m jaxft._launch._program SCRIPT ARGUMENTS...
 python -m jaxft._launch._program -m MODULE ARGUMENTS...
 """
 
+import contextlib
 import os
 import runpy
 import sys
@@ -27,8 +28,10 @@ def run(words: Sequence[str]) -> None:
         _run(words)
     except BaseException as error:
         if int(os.environ.get("JAXFT_NPROC", "1")) > 1 and (status := status_of_rank(error)):
-            _say(error)
-            end_at_once(status)
+            try:
+                _say(error)
+            finally:
+                end_at_once(status)
         raise
 
 
@@ -43,12 +46,10 @@ def _run(words: Sequence[str]) -> None:
             sys.path[0] = str(Path(words[0]).resolve().parent)
             runpy.run_path(words[0], run_name="__main__")
     except JobFinished as error:
-        sys.stderr.write(
-            f"jaxft: {error}\n"
-        )  # it is no failure: no traceback, as in a program without a launcher
+        _write(f"jaxft: {error}\n")  # it is no failure: no traceback, as in a program without a launcher
         raise SystemExit(status_of(error)) from error
     except JaxftError as error:
-        traceback.print_exc()
+        _write(traceback.format_exc())
         raise SystemExit(status_of(error)) from error
 
 
@@ -56,8 +57,14 @@ def _say(error: BaseException) -> None:
     """Print what Python would, at the end of the program."""
     if not isinstance(error, SystemExit):
         sys.excepthook(type(error), error, error.__traceback__)
-    elif isinstance(error.code, str):
-        sys.stderr.write(f"{error.code}\n")
+    elif not isinstance(error.code, int):
+        _write(f"{error.code}\n")
+
+
+def _write(text: str) -> None:
+    """Write to stderr, if that takes it: on a full disk, or closed by the program, it must not change the status."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,16 @@ ERROR = 1
 
 
 def end_at_once(status: int) -> NoReturn:
-    """End this process without the exit handlers (`atexit`) that are left."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(status)
+    """End this process without the exit handlers (`atexit`) that are left.
+
+    A stream that is closed, or a disk that is full, costs last words, and not the status.
+    """
+    try:
+        logging.shutdown()
+        for stream in (sys.stderr, sys.stdout):
+            stream.flush()
+    finally:
+        os._exit(status)
 
 
 def status_of(error: BaseException) -> int:
