@@ -9,8 +9,10 @@ from typing import IO, Any, Protocol, Self
 
 from jaxft._launch._display import PlainLines, stamp
 
-# More than this of a log is read in one turn only at the end of its process.
+# No more of a log is read in one turn, since the launcher supervises nothing meanwhile.
 MOST_BYTES = 1 << 20
+# No more is read at the end of its process. What lies before that is only in the log.
+LAST_BYTES = 4 << 20
 # More than this of a line is not shown.
 LONGEST_LINE_BYTES = 16 << 10
 # How often a line is shown that is drawn again and again.
@@ -155,8 +157,8 @@ class LogTail:
 
     def lines(self, *, last: bool = False) -> list[str]:
         """Return the whole new lines; with `last`, also one without an end."""
-        *whole, part = self._read(None if last else MOST_BYTES).split(b"\n")
-        lines: list[str] = []
+        lines = self._skip() if last else []
+        *whole, part = self._read(LAST_BYTES if last else MOST_BYTES).split(b"\n")
         for text in whole:
             self._add(text)
             lines.append(self._line.text())
@@ -189,18 +191,34 @@ class LogTail:
             self._line = _Line()
         self._line.add(newest)
 
-    def _read(self, most_bytes: int | None) -> bytes:
+    def _skip(self) -> list[str]:
+        """Leave out all but the last of what is new; return a line that says so."""
+        left_out_bytes = self._size_bytes() - self._offset_bytes - LAST_BYTES
+        if left_out_bytes <= 0:
+            return []
+        self._offset_bytes += left_out_bytes
+        self._begin()
+        return [f"... ({left_out_bytes} bytes are left out here, and are in {self._path.name})"]
+
+    def _size_bytes(self) -> int:
         try:
-            size_bytes = self._path.stat().st_size
-            if size_bytes < self._offset_bytes:  # as `copytruncate` of logrotate does it
-                self._offset_bytes = 0
-                self._begin()
-            if size_bytes == self._offset_bytes:
-                return b""
+            return self._path.stat().st_size
+        except OSError:
+            return self._offset_bytes
+
+    def _read(self, most_bytes: int) -> bytes:
+        """Return what is new. A log that cannot be read now, as on a file server that is away, is read later."""
+        size_bytes = self._size_bytes()
+        if size_bytes < self._offset_bytes:  # as `copytruncate` of logrotate does it
+            self._offset_bytes = 0
+            self._begin()
+        if size_bytes == self._offset_bytes:
+            return b""
+        try:
             with self._path.open("rb") as file:
                 file.seek(self._offset_bytes)
                 new = file.read(most_bytes)
-        except FileNotFoundError:
+        except OSError:
             return b""
         self._offset_bytes += len(new)
         return new

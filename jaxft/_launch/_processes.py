@@ -27,6 +27,8 @@ REAP_TIMEOUT_S = 30.0
 REST_TIMEOUT_S = 2.0
 REST_POLL_S = 0.05
 LOG_TAIL_LINES = 25
+# No more of a log is read for these.
+LOG_TAIL_BYTES = 64 << 10
 # Exit statuses after SIGKILL: of a process, and of a shell around it.
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
@@ -117,10 +119,15 @@ class Child:
             file.seek(self.log_start_bytes)
             return file.read().decode(errors="replace")
 
+    def _last_output(self) -> str:
+        with self.log.open("rb") as file:
+            file.seek(max(self.log_start_bytes, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            return file.read(LOG_TAIL_BYTES).decode(errors="replace")
+
     def log_tail(self) -> str:
         """Return the last lines of its log, under a heading, for messages."""
         try:
-            lines = self.output().splitlines()[-LOG_TAIL_LINES:]
+            lines = self._last_output().splitlines()[-LOG_TAIL_LINES:]
         except OSError as error:  # someone has removed it, or no descriptor is free
             lines = [f"it cannot be read: {error}"]
         return "\n".join([f"--- end of the log of {self.name} ({self.log.name}) ---", *lines, "---"])

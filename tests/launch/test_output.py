@@ -1,12 +1,15 @@
 import io
 import os
+import tracemalloc
 from pathlib import Path
 from typing import IO
+from unittest.mock import Mock
 
 import pytest
 
 from jaxft._launch._output import (
     DRAWN_EVERY_S,
+    LAST_BYTES,
     LONGEST_LINE_BYTES,
     Lines,
     LogTail,
@@ -15,6 +18,7 @@ from jaxft._launch._output import (
     make_output,
     table_of,
 )
+from jaxft._launch._processes import Child
 
 ROW = Row(group="group-1", state="runs", pids=(7, 8), starts=2, phase="compute", step=41, phase_s=3.4)
 
@@ -144,3 +148,47 @@ def test_a_log_that_was_cut_is_read_from_its_beginning(tmp_path: Path) -> None:
         assert tail.lines() == []
         file.write(b"two\n")
         assert tail.lines() == ["two"]
+
+
+def test_of_a_flood_only_the_last_part_is_shown_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "group-0.0.log"
+    tail = LogTail(path)
+    path.write_bytes(b"first\n" + (1 << 20) * b"1234567\n" + b"last")
+    left_out_bytes = path.stat().st_size - LAST_BYTES
+    first, *_, last = tail.lines(last=True)
+    assert first == f"... ({left_out_bytes} bytes are left out here, and are in group-0.0.log)"
+    assert last == "last"
+    assert tail.lines(last=True) == []
+
+
+def test_a_log_that_cannot_be_read_for_a_while_is_read_afterwards(tmp_path: Path) -> None:
+    """For example on a file server that is away. A launch must not end for it."""
+    folder, away = tmp_path / "run", tmp_path / "away"
+    folder.mkdir()
+    (folder / "log").write_bytes(b"one\n")
+    tail = LogTail(folder / "log")
+    assert tail.lines() == ["one"]
+    folder.rename(away)
+    folder.touch()  # no folder, so that to look into it is an error
+    assert tail.lines() == []
+    folder.unlink()
+    with (away / "log").open("ab") as file:
+        file.write(b"two\n")
+    away.rename(folder)
+    assert tail.lines() == ["two"]
+
+
+def test_the_end_of_a_log_is_told_without_reading_all_of_it(tmp_path: Path) -> None:
+    log = tmp_path / "group-0.0.log"
+    with log.open("wb") as file:
+        file.truncate(64 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\n")
+    tracemalloc.start()
+    try:
+        text = Child("group-0.0", log, Mock()).log_tail()
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert text.endswith("\nlast\n---")
+    assert most_bytes < 8 << 20
