@@ -33,13 +33,21 @@ class Check:
             self._began_s = None
             return reading
         if now_s >= self._due_s:
-            self._began_s, self._due_s = now_s, now_s + self.rule.interval_s
-            threading.Thread(target=self._read, name=f"health-{self.rule.name}", daemon=True).start()
+            self._due_s = now_s + self.rule.interval_s
+            return self._begin(now_s)
         return None
 
     def end(self) -> None:
         """End what is under way. Its reading is not used."""
         self._source.end()
+
+    def _begin(self, now_s: float) -> Reading | None:
+        try:
+            threading.Thread(target=self._read, name=f"health-{self.rule.name}", daemon=True).start()
+        except RuntimeError as error:  # the machine, or the container, has no thread left
+            return Reading(Level.UNKNOWN, f"the reading cannot be started: {error}")
+        self._began_s = now_s
+        return None
 
     def _late(self, now_s: float) -> Reading | None:
         """Report a reading that hangs, once in each interval. No further one is begun beside it."""

@@ -155,9 +155,9 @@ def start_beside(
 
 
 def kill_beside(process: subprocess.Popen[bytes]) -> None:
-    """End such a command, and its children. Does not wait."""
+    """End such a command, and its children. Does not wait. One that runs as another user (`sudo`) ends by itself."""
     if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 

@@ -1,6 +1,7 @@
 """Readings that fail or hang, in the thread that takes them."""
 
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,3 +64,14 @@ def test_a_reading_that_hangs_is_unknown_until_it_ends(monkeypatch: pytest.Monke
     check.end()
     patience.until(lambda: check.poll() == Reading(Level.OK, "fine"), "the reading")
     assert source.reads == 1
+
+
+def test_a_reading_for_which_there_is_no_thread_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container's limit of processes counts threads, too. A launch must not end for it."""
+    source = Gated(ValueError("broken"))
+    check = Check(command_rule("true", interval_s=0.1), source)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        assert check.poll() == Reading(Level.UNKNOWN, "the reading cannot be started: can't start new thread")
+        assert check.poll() is None  # until the next is due
+    assert patience.until(check.poll, "the next reading").text.startswith("the reading failed")

@@ -1,6 +1,8 @@
 import os
+import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +19,7 @@ from jaxft._health._sources import (
     slowness_in,
     source_of,
 )
+from jaxft._launch._processes import kill_beside
 from jaxft._operate._port import PortError
 from tests import patience
 from tests.health.rules import command_rule
@@ -69,6 +72,18 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     if said := pid.read_text() if pid.exists() else "":  # on a busy machine it may have come no further
         child = int(said)
         patience.until(lambda: not running(child), "the child to end")
+
+
+def test_a_command_of_another_user_is_not_killed_and_ends_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `sudo`: a group may end, and its launch too, while a check of it runs."""
+    process = subprocess.Popen(["sleep", "1000"], process_group=0)
+    try:
+        with monkeypatch.context() as foreign:
+            foreign.setattr(os, "killpg", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+            kill_beside(process)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def running(pid: int) -> bool:
