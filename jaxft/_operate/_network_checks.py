@@ -43,6 +43,13 @@ def coordinators(
         key: its private key.
     """
     leads = 0
+    if (cert is None) != (key is None):
+        given, lacking = ("certificate", "key") if key is None else ("key", "certificate")
+        yield fail(
+            f"TLS with the coordinator needs a group's certificate and its key, but the {lacking} is missing",
+            f"name it beside the {given}: --tls-cert and --tls-key, or JAXFT_TLS_CERT and JAXFT_TLS_KEY",
+        )
+        return
     try:
         proven = _credentials(ca, cert, key)
     except OSError as error:

@@ -38,6 +38,14 @@ def check_url(url: str) -> None:
     """Raise a PortError if this cannot be the address of an HTTP port."""
     if not url.startswith(("http://", "https://")):
         raise PortError(f"the address of the HTTP port must begin with http:// or https://, unlike {url!r}")
+    try:
+        urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise PortError(f"the address of the HTTP port cannot be {url!r}: {error}") from error
+
+
+# What an answer of the API has, by its path; one of a single job has its groups.
+_TELLS = {"jobs": "jobs", "coordinator": "version"}
 
 
 def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
@@ -52,7 +60,7 @@ def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
     Raises:
         PortError: there is no answer, or the API reports a problem.
     """
-    return _asked(urllib.request.Request(_address(url, path)), ca)
+    return _asked(urllib.request.Request(_address(url, path)), ca, _TELLS.get(path, "group_list"))
 
 
 def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None) -> str:
@@ -70,12 +78,15 @@ def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None)
     """
     address = _address(url, path)
     _check_private(url)
+    token = token.strip()  # from a file, it may have the end of its line
+    if not (token.isascii() and token.isprintable()):
+        raise PortError("the token cannot be one: it has characters that are not printable ASCII")
     request = urllib.request.Request(
         address,
         data=json.dumps({"reason": reason}).encode(),
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
     )
-    return str(_asked(request, ca)["text"])
+    return str(_asked(request, ca, "text")["text"])
 
 
 def _address(url: str, path: str) -> str:
@@ -112,17 +123,23 @@ def _opener(address: str, context: ssl.SSLContext | None) -> urllib.request.Open
     return urllib.request.build_opener(*handlers)
 
 
-def _asked(request: urllib.request.Request, ca: Path | None) -> Any:
+def _asked(request: urllib.request.Request, ca: Path | None, tells: str) -> Any:
+    """Return the answer: an object with the key `tells`."""
     address = request.full_url
     context = _context(ca) if address.startswith("https://") else None
     try:
         with _opener(address, context).open(request, timeout=TIMEOUT_S) as answer:
-            return json.load(answer)
+            told = json.load(answer)
     except urllib.error.HTTPError as error:
         raise PortError(_problem(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         raise PortError(f"no answer from {address} ({str(why).strip()}). {_advice(address, why)}") from error
+    if not isinstance(told, dict) or tells not in told:
+        raise PortError(
+            f"{address} answers without {tells!r}: is that the HTTP port of a jaxft coordinator, of this version?"
+        )
+    return told
 
 
 def _context(ca: Path | None) -> ssl.SSLContext:
@@ -165,5 +182,5 @@ def _problem(error: urllib.error.HTTPError) -> str:
     try:
         told: Mapping[str, Any] = json.loads(error.read())
         return str(told["text"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return f"{error.url} answers with status {error.code}: is that the HTTP port of a jaxft coordinator?"

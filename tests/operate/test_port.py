@@ -1,0 +1,89 @@
+"""What the commands say of a port that is no coordinator's, or breaks off its answer, and of odd arguments."""
+
+import http.server
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from jaxft._operate import _network_checks
+from jaxft._operate._port import PortError, act, ask
+
+
+class Answers(http.server.HTTPServer):
+    status, said, claimed_bytes = 200, b"", 0
+    token = ""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server = cast(Answers, self.server)
+        server.token = self.headers["Authorization"] or ""
+        self.send_response(server.status)
+        self.send_header("Content-Length", str(server.claimed_bytes or len(server.said)))
+        self.end_headers()
+        self.wfile.write(server.said)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Answers]:
+    with Answers(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def url_of(server: socketserver.TCPServer) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+@pytest.mark.parametrize("path", ["jobs", "jobs/toy", "coordinator"])
+@pytest.mark.parametrize("said", [b"[]", b"null", b'"x"', b'{"status": "ok"}'])
+def test_the_json_of_another_service_is_no_answer(server: Answers, said: bytes, path: str) -> None:
+    server.said = said
+    with pytest.raises(PortError, match="is that the HTTP port of a jaxft coordinator"):
+        ask(url_of(server), path)
+
+
+def test_an_action_of_which_nothing_is_told_is_an_error(server: Answers) -> None:
+    server.said = b"{}"
+    with pytest.raises(PortError, match="answers without 'text'"):
+        act(url_of(server), "jobs/toy/groups/group-0/drain", token="", reason="")
+
+
+def test_an_error_that_is_broken_off_is_told_with_its_status(server: Answers) -> None:
+    server.status, server.said, server.claimed_bytes = 503, b"ab", 100
+    with pytest.raises(PortError, match="answers with status 503"):
+        ask(url_of(server), "jobs")
+
+
+def test_an_address_that_is_none_is_named() -> None:
+    with pytest.raises(PortError, match=r"cannot be 'http://\[::1'"):
+        ask("http://[::1", "jobs")
+
+
+def test_a_token_may_have_the_end_of_its_line_and_is_not_told(server: Answers) -> None:
+    server.said = b'{"text": "it leaves"}'
+    assert act(url_of(server), "x", token="00ff\n", reason="") == "it leaves"
+    assert server.token == "Bearer 00ff"
+    with pytest.raises(PortError, match="not printable ASCII") as raised:
+        act(url_of(server), "x", token="00ff\u20ac", reason="")
+    assert "00ff" not in str(raised.value)
+
+
+def test_a_certificate_without_its_key_is_a_finding() -> None:
+    """gRPC would abort the process."""
+    (finding,) = _network_checks.coordinators("localhost:1", cert=Path("cert.pem"))
+    assert (finding.level, "the key is missing" in finding.text) == ("fail", True)
+    (finding,) = _network_checks.coordinators("localhost:1", key=Path("key.pem"))
+    assert (finding.level, "the certificate is missing" in finding.text) == ("fail", True)
