@@ -1,5 +1,6 @@
 """The options of `jaxft launch`, and whether they fit together."""
 
+import math
 import operator
 import shlex
 import shutil
@@ -97,8 +98,10 @@ def check_options(options: LaunchOptions) -> None:
         if getattr(options, name) < least:
             flag = name.replace("_", "-")
             raise LaunchError(f"--{flag} must be at least {least}, not {getattr(options, name)}.")
-    if options.drain_timeout_s < 0:
-        raise LaunchError(f"--drain-timeout-s must be at least 0 s, not {options.drain_timeout_s:g}.")
+    for name in ("drain_timeout_s", "rung_after_s"):
+        if not 0 <= getattr(options, name) < math.inf:
+            flag = name.replace("_", "-")
+            raise LaunchError(f"--{flag} must be at least 0 s and finite, not {getattr(options, name):g}.")
     if options.group is not None and (options.spares or options.groups != 1):
         raise LaunchError("--group starts one group, so --groups and --spares do not go with it.")
     if options.group is not None and options.group < 0:
@@ -155,7 +158,7 @@ def check_nodes(options: LaunchOptions) -> None:
     if options.rungs:
         raise LaunchError("--rungs is for groups on one host: it does not go with --nodes.")
     _, colon, port = options.meet.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise LaunchError(f"--meet must be HOST:PORT, not {options.meet!r}.")
 
 
@@ -180,14 +183,14 @@ def check_rungs(options: LaunchOptions, devices: Sequence[int]) -> None:
                 f"--rungs has {rung} devices, which processes with {per_process} devices each cannot have. Take "
                 f"multiples of {per_process}, or fewer than {per_process} for a single process."
             )
-    if options.rung_after_s < 0:
-        raise LaunchError(f"--rung-after-s must be at least 0 s, not {options.rung_after_s:g}.")
     try:
         words = shlex.split(options.probe)
     except ValueError as error:
         raise LaunchError(f"--probe {options.probe!r} is no command: {error}.") from error
-    if shutil.which(words[0]) is None:
-        raise LaunchError(f"--probe {options.probe!r}: there is no program {words[0]!r} to run.")
+    if not words or shutil.which(words[0]) is None:
+        raise LaunchError(
+            f"--probe {options.probe!r}: there is no program {words[0] if words else ''!r} to run."
+        )
 
 
 def rungs_of(options: LaunchOptions) -> tuple[int, ...]:
@@ -197,11 +200,11 @@ def rungs_of(options: LaunchOptions) -> tuple[int, ...]:
         LaunchError: they are not falling numbers.
     """
     words = words_of(options.rungs)
-    if not all(word.isdigit() for word in words) or any(
+    if not all(word.isdecimal() for word in words) or any(
         map(operator.le, map(int, words), map(int, words[1:]))
     ):
         raise LaunchError(f"--rungs must be falling numbers of devices such as 8,4,2, not {options.rungs!r}.")
-    if "0" in words:
+    if 0 in map(int, words):
         raise LaunchError(f"--rungs must be at least 1 each, not {options.rungs!r}.")
     return tuple(map(int, words))
 
@@ -213,7 +216,7 @@ def devices_of(options: LaunchOptions) -> list[int]:
         LaunchError: they are not different numbers.
     """
     words = words_of(options.devices)
-    if not all(word.isdigit() for word in words) or len(set(words)) != len(words):
+    if not all(word.isdecimal() for word in words) or len(set(map(int, words))) != len(words):
         raise LaunchError(f"--devices must be different numbers such as 0,1,2,3, not {options.devices!r}.")
     return [int(word) for word in words]
 

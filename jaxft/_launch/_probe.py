@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 # After SIGKILL; the launcher waits for it.
 REAP_TIMEOUT_S = 1.0
 MOST_OUTPUT_BYTES = 65_536
-_NUMBERS = re.compile(r"[\s,]*(\d+([\s,]+\d+)*)?[\s,]*")
+_NUMBERS = re.compile(r"[\s,]*(\d{1,9}([\s,]+\d{1,9})*)?[\s,]*")
 
 
 class Probe:

@@ -258,7 +258,11 @@ def _signals() -> Iterator[list[int]]:
 
 def _folder(given: Path | None) -> Path:
     folder = given or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
-    if folder.exists() and not folder.is_dir():
-        raise LaunchError(f"--folder {folder} exists and is not a folder. Name another one.")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / EVENTS).open("ab").close()
+    except OSError as error:
+        raise LaunchError(
+            f"--folder {folder} cannot hold logs and events: {error}. Name another one."
+        ) from error
     return folder.absolute()

@@ -137,6 +137,7 @@ def test_each_answer_counts_from_when_it_was_asked(tmp_path: Path):
     ("command", "why"),
     [
         ("printf GPU-0", "printed 'GPU-0', which are not numbers of devices"),
+        (f"printf {'1' * 5000}", f"printed '{'1' * 80}', which are not numbers of devices"),
         ("sh -c 'echo 0,1; exit 3'", "ended with status 3"),
         ("no-such-program", "is no program that can be run"),
     ],

@@ -406,6 +406,19 @@ def test_what_cannot_run_is_said_before_anything_starts(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("made", ["run", "run/events.jsonl/"])
+def test_a_folder_that_cannot_be_used_is_named(folder: Path, made: str) -> None:
+    path = folder.parent / made
+    if made.endswith("/"):
+        path.mkdir(parents=True)
+    else:
+        path.touch()
+    with fakes(folder, lives=("exit:0",)) as running:
+        assert running.status() == 1
+    assert f"jaxft: --folder {folder} cannot hold logs and events: " in running.text()
+    assert "Traceback" not in running.text()
+
+
 def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path) -> None:
     show = ("sh", "-c", 'echo "token=$JAXFT_TOKEN coordinator=$JAXFT_COORDINATOR"')
     with launch(folder, program=show, JAXFT_TOKEN="secret", JAXFT_COORDINATOR="head:7") as running:

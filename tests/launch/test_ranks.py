@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,15 @@ def test_one_group_of_an_array_has_its_number() -> None:
         (LaunchOptions(nproc=0), "--nproc must be at least 1, not 0"),
         (LaunchOptions(spares=-1), "--spares must be at least 0, not -1"),
         (LaunchOptions(max_restarts=-1), "--max-restarts must be at least 0, not -1"),
-        (LaunchOptions(drain_timeout_s=-1), "--drain-timeout-s must be at least 0 s, not -1"),
+        (LaunchOptions(drain_timeout_s=-1), "--drain-timeout-s must be at least 0 s and finite, not -1"),
+        (
+            LaunchOptions(drain_timeout_s=math.nan),
+            "--drain-timeout-s must be at least 0 s and finite, not nan",
+        ),
+        (LaunchOptions(rung_after_s=math.inf), "--rung-after-s must be at least 0 s and finite, not inf"),
+        (LaunchOptions(devices="\N{SUPERSCRIPT TWO}"), "--devices must be different numbers"),
+        (LaunchOptions(devices="1,01"), "--devices must be different numbers"),
+        (LaunchOptions(devices="0", rungs="1", probe=" "), "--probe ' ': there is no program '' to run"),
         (LaunchOptions(group=1, groups=2), "--groups and --spares do not go with it"),
         (LaunchOptions(group=1, spares=1), "--groups and --spares do not go with it"),
         (LaunchOptions(group=-1), "--group must be a number from 0, not -1"),
