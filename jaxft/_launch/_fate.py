@@ -1,5 +1,6 @@
 """The shared fate of a group's processes: as soon as one fails, the others are ended."""
 
+import signal
 import time
 from collections.abc import Sequence
 
@@ -9,6 +10,8 @@ from jaxft._launch._statuses import DONE, Ending, ending_of, reason_of
 # A process beside one that failed may still say why: one whose own error has ended the others ends after them.
 # One beside a process that was killed hangs in a collective.
 LAST_WORDS_S = 1.0
+# JAX ends a rank so, within a tenth of a second, when rank 0 has ended: the reason is that of rank 0.
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
 
 
 class Fate:
@@ -40,6 +43,8 @@ class Fate:
         for index, child in enumerate(self._children):
             status = child.exit_code()
             if status is None or index in self.statuses or self.killed:
+                continue
+            if self.failed is not None and status in ABORTED:
                 continue
             self.statuses[index] = status
             if status != DONE and self.failed is None:

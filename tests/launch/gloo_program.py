@@ -2,9 +2,10 @@
 
     gloo_program.py FOLDER STEPS [RAISES]
 
-RAISES is where rank 1 raises: `first` before the ranks have met, `in-manager` once they have entered a Manager. Each
-step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the number of steps that this rank has done, so
-that a restarted group goes on. In a folder with a file `hold`, ranks wait before a step until it is gone.
+RAISES is where rank 1 raises: `first` before the ranks have met, `in-manager` once they have entered a Manager; with
+`leader`, rank 0 raises once they have met. Each step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the
+number of steps that this rank has done, so that a restarted group goes on. In a folder with a file `hold`, ranks wait
+before a step until it is gone.
 """
 
 import os
@@ -25,6 +26,8 @@ def main(folder: Path, steps: int, raises: str) -> None:
     rank, nproc = int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"])
     jax.distributed.initialize(num_processes=nproc, process_id=rank, initialization_timeout=100)
     if rank == 1 and raises == "first":
+        raise ValueError("this rank cannot train")
+    if rank == 0 and raises == "leader":
         raise ValueError("this rank cannot train")
     assert (jax.process_count(), jax.process_index()) == (nproc, rank)
     if raises == "in-manager":

@@ -310,7 +310,7 @@ def test_a_group_of_which_one_rank_is_told_to_leave_is_drained_as_one(folder: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("raises", ["first", "in-manager"])
+@pytest.mark.parametrize("raises", ["first", "in-manager", "leader"])
 def test_a_program_that_raises_in_one_rank_of_two_is_started_once_more(folder: Path, raises: str) -> None:
     """The other rank waits for it in a collective, and JAX's exit handlers would have each wait for the other."""
     with launch(folder, "--nproc", "2", program=(*GLOO, raises), JAX_PLATFORMS="cpu") as running:
@@ -318,5 +318,5 @@ def test_a_program_that_raises_in_one_rank_of_two_is_started_once_more(folder: P
     ended = running.events("group_ended")
     assert [(event["ending"], event["status"]) for event in ended] == [("error", 1)] * 2
     for life in range(2):
-        log = (folder / f"group-0.{life}.1.log").read_text()
+        log = (folder / f"group-0.{life}.{0 if raises == 'leader' else 1}.log").read_text()
         assert log.count("ValueError: this rank cannot train") == 1, log

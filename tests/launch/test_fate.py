@@ -1,0 +1,44 @@
+"""Which of the processes of a group is the reason for its end. Without processes."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from jaxft._launch._fate import Fate
+from jaxft._launch._processes import Child
+from jaxft._launch._statuses import Ending
+
+
+@dataclass
+class Ended:
+    status: int | None = None
+
+    def exit_code(self) -> int | None:
+        return self.status
+
+
+@pytest.mark.parametrize("aborted", [-6, 134])
+@pytest.mark.parametrize(
+    ("status", "reason"), [(1, (Ending.ERROR, 1)), (75, (Ending.AGAIN, 75)), (-9, (Ending.KILLED, -9))]
+)
+def test_a_rank_that_jax_aborts_after_another_is_not_the_reason(
+    status: int, reason: tuple[Ending, int], aborted: int
+) -> None:
+    ranks = [Ended(), Ended()]
+    fate = Fate([cast(Child, rank) for rank in ranks])
+    ranks[0].status = status
+    fate.watch(shared=False)
+    ranks[1].status = aborted
+    fate.watch(shared=False)
+    assert (fate.over, fate.failed, fate.result()) == (True, 0, reason)
+
+
+def test_a_rank_that_aborts_first_is_the_reason() -> None:
+    ranks = [Ended(), Ended()]
+    fate = Fate([cast(Child, rank) for rank in ranks])
+    ranks[1].status = -6
+    fate.watch(shared=False)
+    ranks[0].status = 1
+    fate.watch(shared=False)
+    assert (fate.failed, fate.result()) == (1, (Ending.KILLED, -6))
