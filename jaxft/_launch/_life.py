@@ -76,7 +76,7 @@ class Life:
         """Start them. `phases`: a folder on this machine for the phase files."""
         self.member = member
         self.number = number
-        self.started_t_s = time.time()
+        self.started_s = time.monotonic()
         self._clock = WatchClock()
         self._first_end_s: float | None = None
         self._kill_rest_at_s: float | None = None

@@ -341,7 +341,7 @@ class Supervisor:
         life.clean_up()
         self._step = self.step
         name, (ending, status) = self.member.name, life.result()
-        lived_s = round(time.time() - life.started_t_s, 3)
+        lived_s = round(time.monotonic() - life.started_s, 3)
         self._write(
             GroupEnded(
                 group=name, life=life.number, ending=ending, status=status, step=life.step, lived_s=lived_s

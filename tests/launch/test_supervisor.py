@@ -2,6 +2,7 @@
 
 import errno
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,3 +177,17 @@ def test_a_program_in_a_shell_that_does_not_leave_is_killed(
         one.kill()
     patience.until(lambda: one.poll() or one.over, "its end")
     patience.until(lambda: not is_alive(pid), "the program to end")
+
+
+def test_a_change_of_the_time_of_day_is_no_long_life(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten minutes of standing by count as progress of a spare, so that it is restarted at once."""
+    told = Told()
+    one = supervisor(processes, told, "sh", "-c", "exit 75", warm=False)
+    one.poll()
+    t_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: t_s + 3600.0)
+    ends = lambda: [entry.lived_s for entry in told.entries if isinstance(entry, GroupEnded)]  # noqa: E731
+    (lived_s,) = patience.until(lambda: one.poll() or ends(), "the end of the group")
+    assert 0.0 <= lived_s < 3600.0
