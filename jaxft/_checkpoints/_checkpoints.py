@@ -145,7 +145,8 @@ class Checkpoints:
 
         Args:
             like: a state with the wanted structure, shapes, dtypes and shardings; its values do not matter. The
-                shardings may differ from those of the saved state.
+                shardings may differ from those of the saved state, and so may the order of the leaves and what has
+                no leaves.
             job: the job's name.
             settings: the settings that must equal those of the checkpoint, by name; None: nothing is compared.
             changed: names of settings that were changed on purpose; with "job", another job's checkpoint is accepted.
@@ -223,8 +224,10 @@ class Checkpoints:
             )
         place = agreed(group, "read the state", lambda: read(folder, like, group))
         leaves = place()
-        names = [name for name, _ in leaves_of(like)]
-        found = digest_like(manifest.digest, names, leaves)
+        # In the order in which they were saved, which is that of the fields of the state's classes then.
+        by_name = dict(zip((name for name, _ in leaves_of(like)), leaves, strict=True))
+        names = [name for name, _ in manifest.leaves]
+        found = digest_like(manifest.digest, names, [by_name[name] for name in names])
         agreed(group, "compare the digest", lambda: _check_digest(found, manifest.digest))
         state = jax.tree.unflatten(jax.tree.structure(like), leaves)
         return Restored(step, state, manifest.history, manifest.digest, folder, manifest.settings)

@@ -91,22 +91,6 @@ def filled(numbers: Any, arrays: Sequence[Any]) -> Any:
     return jax.tree.map(arrays.__getitem__, numbers)
 
 
-def emptied(numbers: Any, tree: Any) -> list[np.ndarray]:
-    """The arrays of a filled skeleton, in the order of their numbers."""
-    by_number = dict(zip(jax.tree.leaves(numbers), jax.tree.leaves(tree), strict=True))
-    return [by_number[number] for number in range(len(by_number))]
-
-
-def template(like: Any) -> list[np.ndarray]:
-    """Like `HostCopy(like).join()`, but without memory: every array is a broadcast zero."""
-
-    def zeros(leaf: Any) -> np.ndarray:
-        leaf_type = type_of(leaf)
-        return np.broadcast_to(np.zeros((), np.dtype(leaf_type.dtype)), leaf_type.shape)
-
-    return list(map(zeros, jax.tree.leaves(like)))
-
-
 def key_impls(state: Any) -> list[Any]:
     """The generator of each leaf that is a key; None for the others."""
     return [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in jax.tree.leaves(state)]

@@ -13,9 +13,9 @@ from jaxft._arrays._placement import place
 from jaxft._checkpoints import _orbax, _zarr
 from jaxft._checkpoints._description import STATE, read_metadata
 from jaxft._checkpoints._group import Group
-from jaxft._checkpoints._host import as_arrays, emptied, filled, skeleton, template
+from jaxft._checkpoints._host import as_arrays
 from jaxft._checkpoints._manifest import Damaged, Manifest
-from jaxft._checkpoints._parts import stored_arrays
+from jaxft._checkpoints._parts import Stored, stored_arrays
 from jaxft._errors import ConfigurationError
 
 _T = TypeVar("_T")
@@ -55,9 +55,7 @@ def read(folder: Path, like: Any, group: Group) -> Callable[[], Sequence[jax.Arr
     """
     arrays = as_arrays(like)
     if group.size == 1:
-        numbers = skeleton(like)
-        tree = filled(numbers, template(like))
-        host = emptied(numbers, _or_damaged(lambda: _orbax.read(folder, tree)))
+        host = _or_damaged(lambda: _read_all(folder, stored_arrays(like)))
         return lambda: place(host, arrays)
     pieces = Pieces.of_arrays(arrays)
     parts = _or_damaged(lambda: _read_parts(folder, like, pieces, group))
@@ -67,6 +65,16 @@ def read(folder: Path, like: Any, group: Group) -> Callable[[], Sequence[jax.Arr
 def _metadata(folder: Path, group: Group) -> Mapping[str, Any]:
     # Orbax lets the processes of a group wait for each other here.
     return _orbax.read_metadata(folder) if group.size == 1 else read_metadata(folder)
+
+
+def _read_all(folder: Path, arrays: Sequence[Stored]) -> list[np.ndarray]:
+    found = _orbax.read(folder)
+    return [
+        np.empty(one.type.shape, one.type.dtype)
+        if 0 in one.type.shape  # it is stored as None
+        else found.pop(one.name).view(one.type.dtype)
+        for one in arrays
+    ]
 
 
 def _read_parts(folder: Path, like: Any, pieces: Pieces, group: Group) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """What is saved comes back, wherever it lies afterwards, and plain Orbax can read it."""
 
 import ctypes
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -13,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -157,6 +159,48 @@ def test_another_state_is_refused(tmp_path: Path) -> None:
         ConfigurationError, match=r"lacks the leaf \.params\['more'\], float32\[\] in the given"
     ):
         checkpoints.restore(like, job="docs")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Before:
+    w: Any
+    b: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class After:
+    """The same fields in another order."""
+
+    b: Any
+    w: Any
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        (lambda w, b: Before(w, b), lambda w, b: After(b, w)),
+        (lambda w, b: {"w": w, "b": b}, lambda w, b: {"w": w, "b": b, "none": None, "empty": {}}),
+        (
+            lambda w, b: optax.chain(optax.adam(1.0), optax.identity()).init(w),
+            lambda w, b: optax.chain(optax.adam(1.0)).init(w),
+        ),
+        (lambda w, b: {0: w, 1: b}, lambda w, b: [w, b]),
+    ],
+    ids=["fields in another order", "empty nodes", "a part without a state", "another container"],
+)
+def test_the_same_leaves_in_another_structure_are_restored(
+    was: Callable[[Any, Any], Any], now: Callable[[Any, Any], Any], tmp_path: Path
+) -> None:
+    """As of a program that was edited since: nothing is damaged then."""
+    w, b = jnp.arange(6.0).reshape(2, 3), jnp.ones(3, jnp.bfloat16)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, was(w, b), job="docs", history=0)
+    checkpoints.finish(PATIENCE_S)
+    restored = checkpoints.restore(jax.tree.map(jnp.zeros_like, now(w, b)), job="docs")
+    assert restored is not None
+    assert same(restored.state, now(w, b))
 
 
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
