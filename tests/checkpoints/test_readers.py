@@ -1,5 +1,6 @@
 """When all begin again at once a few read, whatever becomes of them."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -110,6 +111,18 @@ def test_a_reading_that_fails_leaves_no_mark(tmp_path: Path) -> None:
         read_what_is_damaged()
     assert waiting[0].reads()
     waiting[0].done.set()
+
+
+def test_a_full_disk_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with turn(tmp_path, timeout_s=PATIENCE_S, readers=1) as first:
+        assert first
+        other = Group(tmp_path, readers=1)
+        monkeypatch.setattr(os, "pwrite", full)
+    assert other.reads(), "the first could not say that it has"
+    other.done.set()
 
 
 def test_a_disk_that_may_not_be_written_to_is_read(tmp_path: Path) -> None:
