@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from jaxft._arrays._digest import digest_of_leaves
 from jaxft._checkpoints import _folder, _orbax, _zarr
-from jaxft._checkpoints._description import STATE, describe
+from jaxft._checkpoints._description import STATE, describe, read_metadata
 from jaxft._checkpoints._group import Group
 from jaxft._checkpoints._host import HostCopy, filled, with_keys
 from jaxft._checkpoints._manifest import Manifest, short_digest
@@ -39,7 +39,7 @@ def write(
         Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.
     """
     step, damaged = manifest.step, find_damaged()
-    if step in set(_folder.steps(folder)) - damaged:
+    if _is_saved(folder, manifest, damaged):
         return
     # First, because folders of dead writers may be what fills the disk.
     _folder.sweep(folder)
@@ -79,7 +79,7 @@ def lead(
     begun = False
     try:
         damaged = find_damaged()
-        if step in set(_folder.steps(folder)) - damaged:
+        if _is_saved(folder, manifest, damaged):
             return
         _folder.sweep(folder)
         with _folder.unfinished(folder) as work:
@@ -109,6 +109,23 @@ def decline(group: Group, number: int, error: Exception) -> NoReturn:
     if group.rank and work:
         group.save_ends(number, f"{type(error).__name__}: {error}")
     raise error
+
+
+def _is_saved(folder: Path, manifest: Manifest, damaged: Set[int]) -> bool:
+    """Whether the step has a checkpoint, as of another group of the job. Raises FileExistsError: of another job."""
+    if manifest.step not in set(_folder.steps(folder)) - damaged:
+        return False
+    there = folder / str(manifest.step)
+    try:
+        job = read_metadata(there).get("job", manifest.job)
+    except (OSError, ValueError):  # it is damaged, or gone: its reader says so
+        return True
+    if job != manifest.job:
+        raise FileExistsError(
+            f"{str(there)!r} is a checkpoint of the job {job!r}, and this is the job {manifest.job!r}. Two jobs in "
+            "one folder delete each other's checkpoints: stop one of them, and give each its own folder"
+        )
+    return True
 
 
 def _write_together(written: Path, copy: PartsCopy, group: Group, number: int, step: int) -> None:

@@ -104,6 +104,19 @@ def test_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert same(restored.state, of_optax(5))
 
 
+def test_a_folder_of_two_jobs_is_an_error_of_the_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both began when it was empty. The second would find none that is its own when it needs one."""
+    saved(tmp_path, 5)
+    other = Checkpoints(tmp_path)
+    other.save(5, of_optax(6), job="other", history=0)
+    other.finish(PATIENCE_S)
+    (said,) = (record.message for record in caplog.records if record.name == "jaxft")
+    assert said.startswith("The checkpoint of step 5 was not written")
+    assert f"'{tmp_path / '5'}' is a checkpoint of the job 'docs', and this is the job 'other'" in said
+
+
 def test_two_writers_at_once(tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture) -> None:
     one, two = Checkpoints(tmp_path), Checkpoints(tmp_path)
     one.save(5, of_optax(5), job="docs", history=1)
