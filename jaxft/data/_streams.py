@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxft import _progress
 from jaxft._arrays._digest import digest
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import whole
@@ -145,10 +146,13 @@ class _Stream:
     def batch(self, number: int) -> Any:
         with self._lock:
             if number not in self._kept:
-                self._kept[number] = self._read(number)
-                if len(self._kept) > self._keep:
-                    self._kept.popitem(last=False)
+                self._add(number, self._read(number))
             return self._kept[number]
+
+    def _add(self, number: int, batch: Any) -> None:
+        self._kept[number] = batch
+        if len(self._kept) > self._keep:
+            self._kept.popitem(last=False)
 
     def _read(self, number: int) -> Any:
         source = self._at(number)
@@ -156,8 +160,11 @@ class _Stream:
             if source is None:
                 source = self._new()
                 source.open(number, self._proven(number))
-            else:
+            elif number - source.position > KEPT:
                 source.skip_to(number)
+            while source.position < number:  # a thread that prefetches was faster than the one before it
+                self._add(source.position, self._next(source))
+                _progress.got_on()
             batch = self._next(source)
         except StopIteration as error:
             position = 0 if source is None else source.position
@@ -198,8 +205,16 @@ class _Stream:
         if known is None or self._states is None or self._states.proven:
             return known
         trial = self._new()
-        trial.open(known.position, known)
-        if digest(jax.tree.map(_as_numpy, trial.read())) == known.digest:
+        try:
+            trial.open(known.position, known)
+            goes_on = digest(jax.tree.map(_as_numpy, trial.read())) == known.digest
+        except Exception as error:  # of the source, StopIteration too: the state is of another one
+            self._states.refuse(
+                f"the stream of shard {self._shard} cannot be restored from its state before batch {known.position}: "
+                f"{type(error).__name__}: {error}. If its source was changed since, name another folder for `states`"
+            )
+            return None
+        if goes_on:
             self._states.proven = True
             return known
         self._states.refuse(

@@ -72,6 +72,13 @@ def test_what_is_asked_for_again_is_kept_however_far_a_worker_is_ahead(ahead: in
     assert len(make.opened) == 2 + once
 
 
+def test_threads_that_overtake_each_other_read_each_batch_once() -> None:
+    make = Counted()
+    batches = from_iterator(make, shards=1)
+    assert values(batches, (0, 0), (3, 0), (1, 0), (2, 0), (6, 0), (5, 0), (4, 0)) == [0, 3, 1, 2, 6, 5, 4]
+    assert make.read == 7 + 1, "and the first once more, to see that it repeats"
+
+
 def test_going_back_opens_it_again_and_the_place_before_is_not_lost() -> None:
     make = Counted()
     batches = from_iterator(make, shards=1)
