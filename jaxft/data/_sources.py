@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jaxft import _progress
+from jaxft._errors import ConfigurationError
 from jaxft.data._states import Kept
 
 _log = logging.getLogger("jaxft")
@@ -40,12 +41,15 @@ class Source:
         Args:
             position: counts from 0.
             known: a state at a position before it, if there is one.
+
+        Raises:
+            ConfigurationError: what `make` returns is not iterable.
         """
         if self.seeks:
-            self._source = self._make(self._shard, start=position)
+            self._source = self._iterable(self._make(self._shard, start=position))
             self._iterator, self.position = iter(self._source), position
             return
-        self._source = self._make(self._shard)
+        self._source = self._iterable(self._make(self._shard))
         if known is not None:
             self._restore(known.position, known.state)
         elif position and callable(skip := getattr(self._source, "skip", None)):
@@ -55,6 +59,14 @@ class Source:
         else:
             self._iterator, self.position = iter(self._source), 0
         self.skip_to(position)
+
+    def _iterable(self, made: Any) -> Any:
+        if hasattr(made, "__iter__") or hasattr(made, "__getitem__"):
+            return made
+        raise ConfigurationError(
+            f"make({self._shard}) returned {made!r:.60}, a {type(made).__name__}, which is not iterable. It opens "
+            "the stream of a shard: let it return the batches in order, as a generator or a DataLoader does."
+        )
 
     def skip_to(self, position: int) -> None:
         """Read and drop batches, up to `position`.

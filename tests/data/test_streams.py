@@ -281,6 +281,14 @@ def test_a_stream_that_does_not_repeat_is_refused() -> None:
         batches(0, 0)
 
 
+@pytest.mark.parametrize("make", [lambda shard: None, lambda shard, start: None])
+def test_what_is_no_stream_is_refused(make: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"make\(1\) returned None, a NoneType, which is not iterable"
+    ):
+        from_iterator(make, 2)(3, 1)
+
+
 def test_a_stream_that_ends_is_named() -> None:
     batches = from_iterator(Counted(3), 2)
     assert values(batches, (2, 1)) == [102.0]
