@@ -33,6 +33,7 @@ class Source:
         self.seeks = "start" in _parameters(make)
         self._source: Any = None
         self._iterator: Iterator[Any] = iter(())
+        self._skipped = False  # the iterator is of what `skip` returned, and not of the source
         self.position = 0  # the number of the next batch
 
     def open(self, position: int, known: Kept | None) -> None:
@@ -55,7 +56,7 @@ class Source:
         elif position and callable(skip := getattr(self._source, "skip", None)):
             _log.info("shard %d: its source skips to batch %d", self._shard, position)
             rest: Any = skip(position)
-            self._iterator, self.position = iter(rest), position
+            self._iterator, self.position, self._skipped = iter(rest), position, True
         else:
             self._iterator, self.position = iter(self._source), 0
         self.skip_to(position)
@@ -100,7 +101,12 @@ class Source:
         return batch
 
     def state(self) -> Any:
-        """The state at the position, from which `open` can go on; None if the source has none."""
+        """The state at the position, from which `open` can go on; None if the source has none.
+
+        After a `skip` there is none: what is read then is another source than `make` returns.
+        """
+        if self._skipped:
+            return None
         for owner, name in (
             (self._iterator, "get_state"),
             (self._iterator, "state_dict"),

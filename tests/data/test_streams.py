@@ -237,6 +237,36 @@ def test_a_state_from_which_a_stream_goes_on_elsewhere_is_not_used(
     )
 
 
+def test_a_stream_that_was_skipped_to_leaves_no_state(tmp_path: Path) -> None:
+    """The state would be that of the source itself, which nothing reads: the first one, at any batch."""
+
+    class Dataset:
+        def __init__(self, start: int = 0) -> None:
+            self.number = start
+
+        def skip(self, count: int) -> "Dataset":
+            return Dataset(self.number + count)
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            while True:
+                self.number += 1
+                yield np.full(1, self.number - 1)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"number": self.number}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.number = state["number"]
+
+    def opened() -> Streams:
+        return from_iterator(lambda shard: Dataset(), 2, states=tmp_path, states_every=10)
+
+    values(opened(), *[(step, 0) for step in range(21)])
+    values(opened(), *[(step, 1) for step in range(5, 21)])
+    assert values(opened(), (25, 0), (25, 1)) == [25.0, 25.0]
+    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["shard-0", "shard-0"]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="grain is not installed")
 @pytest.mark.filterwarnings("ignore")  # of grain's own imports
 def test_a_grain_iterator_with_its_state(tmp_path: Path) -> None:
