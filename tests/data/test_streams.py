@@ -237,6 +237,33 @@ def test_a_state_from_which_a_stream_goes_on_elsewhere_is_not_used(
     )
 
 
+@pytest.mark.parametrize(
+    ("odd", "why"), [({}, "KeyError: 'number'"), ({"number": 99, "as bytes": b"\xff"}, "StopIteration: ")]
+)
+def test_a_state_that_the_source_does_not_take_is_not_used(
+    odd: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after the source was changed: its stream is shorter now, or its state has other fields."""
+
+    class Changed(Stated):
+        def set_state(self, state: dict[str, Any]) -> None:
+            self.number = odd["number"]
+
+        def __next__(self) -> np.ndarray:
+            if self.number >= 50:
+                raise StopIteration
+            return super().__next__()
+
+    first = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=5)
+    values(first, *[(step, 0) for step in range(12)])
+    assert values(from_iterator(lambda shard: Changed(), 1, states=tmp_path), (11, 0), (12, 0)) == [
+        11.0,
+        12.0,
+    ]
+    (said,) = (record.message for record in caplog.records)
+    assert f"shard 0 cannot be restored from its state before batch 10: {why}" in said
+
+
 def test_a_stream_that_was_skipped_to_leaves_no_state(tmp_path: Path) -> None:
     """The state would be that of the source itself, which nothing reads: the first one, at any batch."""
 
