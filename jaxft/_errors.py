@@ -34,7 +34,7 @@ class CannotHeal(JaxftError):
 
 
 class CannotRestore(JaxftError):
-    """There are checkpoints, but all of them are damaged. Training does not restart from scratch by itself."""
+    """There are checkpoints, but none of them can be read. Training does not restart from scratch by itself."""
 
 
 class Diverged(JaxftError):

@@ -324,7 +324,7 @@ class Manager:
             ConfigurationError: the Manager has no `checkpoints` or is not entered, the first step has been taken,
                 or the checkpoint is of another job, another model or other settings: what differs is said. The
                 number of shards is compared in the first step.
-            CannotRestore: there are checkpoints, and all are damaged.
+            CannotRestore: there are checkpoints, and all are damaged, or they cannot be read.
         """
         check_changed(changed)
         if self._runner is None or self._runner.started:

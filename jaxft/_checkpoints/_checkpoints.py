@@ -110,7 +110,7 @@ class Checkpoints:
 
         Raises:
             ConfigurationError: the folder is a file.
-            OSError: it cannot be read.
+            CannotRestore: it cannot be read.
         """
         try:
             return _folder.steps(self._folder)
@@ -118,6 +118,12 @@ class Checkpoints:
             raise ConfigurationError(
                 f"the folder of the checkpoints, {str(self._folder)!r}, is a file, or is in one. Name a folder on a "
                 "disk that all groups share."
+            ) from error
+        except OSError as error:
+            raise CannotRestore(
+                f"The folder of the checkpoints, {str(self._folder)!r}, cannot be read: {type(error).__name__}: "
+                f"{error}. Training does not start from scratch beside it. Let this process read it: check its "
+                "permissions, and the disk."
             ) from error
 
     def reading(self, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
@@ -158,12 +164,13 @@ class Checkpoints:
         Raises:
             ConfigurationError: the checkpoint is of another job, of another model, or of other settings; the message
                 says what differs. Or no checkpoint can hold such a state.
-            CannotRestore: there are checkpoints, and all are damaged. Training does not start from scratch by itself.
+            CannotRestore: there are checkpoints, and none can be read. Training never starts from scratch by itself.
         """
         check_changed(changed)
         check_storable(like)
         group = group or OneProcess()
         found: list[int] = []
+        unreadable = ""  # why a host cannot read the files of one
         for step in self._newest_first(group):
             found.insert(0, step)
             with _marks.held(self._folder / str(step)) as folder:
@@ -171,28 +178,39 @@ class Checkpoints:
                     restored = self._read(step, like, job, settings, changed, group)
                 except Damaged as error:
                     _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
-                    self._remember(step, folder, group)
+                    unreadable = self._remember(step, folder, group) or unreadable
                     continue
                 if folder is not None and not group.rank:
                     _marks.unmark(folder)
                 return restored
         if not found:
             return None
+        steps = ", ".join(map(str, found))
+        if unreadable:
+            raise CannotRestore(
+                f"No checkpoint in {str(self._folder)!r} can be read here (steps {steps}); the log says why. They "
+                f"may be intact: {unreadable}. Let this process read them: check their permissions, and the disk."
+            )
         raise CannotRestore(
-            f"All checkpoints in {str(self._folder)!r} are damaged (steps {', '.join(map(str, found))}); the log "
-            "says why. Restore an intact one from a backup, or move them away to start the job from scratch."
+            f"All checkpoints in {str(self._folder)!r} are damaged (steps {steps}); the log says why. Restore an "
+            "intact one from a backup, or move them away to start the job from scratch."
         )
 
-    def _remember(self, step: int, folder: int | None, group: Group) -> None:
-        """Note that a checkpoint is damaged, and mark it for all groups unless the fault may be that of a host."""
+    def _remember(self, step: int, folder: int | None, group: Group) -> str:
+        """Note that a checkpoint is damaged, and mark it for all groups unless the fault may be that of a host.
+
+        Returns:
+            Why a host of the group cannot read its files; "" if all can.
+        """
         here = _marks.unreadable(folder, group.got_on, rank=group.rank, size=group.size)
         anywhere = group.agree("read the files of the damaged checkpoint", here)
         if folder is None:
-            return
+            return anywhere
         if not anywhere and not group.rank:
             _marks.mark(folder)
         with contextlib.suppress(OSError):  # the folder is gone: then there is nothing to replace
             self._damaged[step] = _marks.seen(folder)
+        return anywhere
 
     def _newest_first(self, group: Group) -> Iterator[int]:
         """The steps that have a complete checkpoint, as rank 0 sees them."""

@@ -4,7 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -206,6 +206,28 @@ def test_what_this_host_cannot_read_is_not_marked(
     reader.save(15, of_optax(15), job="docs", history=7)
     reader.finish(PATIENCE_S)
     assert restored_step(tmp_path) == 15, "for the group itself it is damaged"
+
+
+@pytest.mark.parametrize("what", ["their folder", "the files"])
+def test_a_disk_that_cannot_be_read_is_not_called_damage(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints may be intact, so they should not be moved away."""
+    saved(tmp_path, 5)
+
+    def failing(*_: object, **__: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        if what == "the files":
+            cut(next((tmp_path / "5").rglob("manifest.ocdbt")))
+            patch.setattr(os, "read", failing)
+        else:
+            patch.setattr(os, "scandir", failing)
+        with pytest.raises(CannotRestore, match=r"PermissionError: .* check .* permissions") as refused:
+            Checkpoints(tmp_path).restore(of_optax(), job="docs")
+    assert "damaged" not in str(refused.value)
+    assert "away" not in str(refused.value)
 
 
 class OneOfTwo(OneProcess):
