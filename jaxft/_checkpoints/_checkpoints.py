@@ -374,7 +374,8 @@ class Checkpoints:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             _log.warning(
-                "The checkpoint of step %d is not complete after %.0f s; if this process ends now, it is lost.",
+                "The checkpoint of step %d is not complete after %.0f s; if this process ends now, it is lost. If a "
+                "save takes that long here, give the Manager a longer failure_timeout_s, or save to a faster disk.",
                 self._saving,
                 timeout_s,
             )

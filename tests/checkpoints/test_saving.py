@@ -89,6 +89,20 @@ def test_a_save_is_left_out_while_one_runs(
     assert checkpoints.steps() == [5, 15]
 
 
+def test_a_save_that_takes_longer_than_it_is_waited_for_says_what_to_set(
+    tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, of_optax(), job="docs", history=0)
+    checkpoints.finish(0.01)
+    (said,) = (record.message for record in caplog.records if record.name == "jaxft")
+    assert "step 5 is not complete after 0 s" in said
+    assert "a longer failure_timeout_s" in said
+    gate.set()
+    checkpoints.finish(PATIENCE_S)
+    assert checkpoints.steps() == [5]
+
+
 def test_finish_without_a_save() -> None:
     Checkpoints("somewhere").finish(0.0)
 
