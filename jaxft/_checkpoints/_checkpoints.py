@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxft import _progress
 from jaxft._arrays._device_digest import PendingDigest
 from jaxft._checkpoints import _folder, _marks, _orbax
 from jaxft._checkpoints._group import Group, OneProcess
@@ -21,10 +23,12 @@ from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._reading import agreed, read, read_manifest
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
 from jaxft._checkpoints._writer import decline, follow, lead, write
+from jaxft._checkpoints._written import Written
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
 
 _log = logging.getLogger("jaxft")
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._saving = 0  # the step that the thread saves
         self._saves = 0  # so many were begun
+        self._synced = 0  # so many of their files are on the disk
         self._damaged: dict[int, _marks.Seen] = {}  # by step, what this group could not read
 
     @property
@@ -355,7 +360,8 @@ class Checkpoints:
     def _write(self, writing: Callable[[], None], step: int) -> None:
         """The background thread."""
         try:
-            writing()
+            with _progress.told(self._got_on):
+                writing()
         except BaseException as error:  # the top of a thread; a failed save must not end training
             _log.error(
                 "The checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
@@ -368,17 +374,36 @@ class Checkpoints:
             )
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the running save, if any, to complete; log a warning if it takes longer than that."""
-        if self._thread is None:
+        """Wait for the running save, if any, as long as its bytes move; log a warning if it does not get on.
+
+        Args:
+            timeout_s: for how long nothing may have been written.
+        """
+        thread = self._thread
+        if thread is None or not thread.is_alive():
             return
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            _log.warning(
-                "The checkpoint of step %d is not complete after %.0f s; if this process ends now, it is lost. If a "
-                "save takes that long here, give the Manager a longer failure_timeout_s, or save to a faster disk.",
-                self._saving,
-                timeout_s,
-            )
+        began_s = since_s = time.monotonic()
+        say_s, seen = 5.0, (0, self._synced)
+        with Written(self._folder) as written:
+            while thread.is_alive():
+                thread.join(min(timeout_s, _LOOK_S))
+                now_s, now = time.monotonic(), (written.size_bytes, self._synced)
+                if now != seen:
+                    since_s, seen = now_s, now
+                if now_s - since_s >= timeout_s and thread.is_alive():
+                    _log.warning(
+                        "The checkpoint of step %d is not complete, and nothing of it was written for %.0f s: if "
+                        "this process ends now, it is lost. Check the disk of %s.",
+                        *(self._saving, timeout_s, self._folder),
+                    )
+                    return
+                if now_s - began_s >= say_s:
+                    waits = now_s - began_s, self._saving, written.size_bytes / 1e6
+                    _log.info("waiting %.0f s for the checkpoint of step %d: %.0f MB are written", *waits)
+                    say_s *= 2
+
+    def _got_on(self) -> None:
+        self._synced += 1
 
 
 def _check_digest(read: str, saved: str) -> None:

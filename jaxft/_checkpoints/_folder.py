@@ -18,6 +18,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxft import _progress
+
 _UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
 _TRIES = 10
@@ -90,6 +92,18 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    _progress.got_on()
+
+
+def unfinished_bytes(folder: Path) -> int:
+    """How many bytes the unfinished checkpoints have so far. What comes or goes meanwhile may count or not."""
+    found = 0
+    for work in folder.glob(f"{_UNFINISHED}*"):
+        for below, _, files in os.walk(work):
+            for name in files:
+                with contextlib.suppress(OSError):
+                    found += os.lstat(os.path.join(below, name)).st_size
+    return found
 
 
 def retire(folder: Path, step: int, work: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 
 from jaxft._checkpoints import Checkpoints, _checkpoints, _folder, _orbax
 from jaxft._checkpoints._writer import _superseded
+from jaxft._checkpoints._written import Written
+from tests import patience
 
 from .states import PATIENCE_S, of_optax, same, saved
 
@@ -76,7 +79,9 @@ def test_a_save_is_left_out_while_one_runs(
     checkpoints.save(10, of_optax(10), job="docs", history=7)
     assert "Skipped the checkpoint of step 10: that of step 5 is still being written" in caplog.text
     checkpoints.finish(0.01)
-    assert "step 5 is not complete after 0 s" in caplog.text
+    assert (
+        "step 5 is not complete, and nothing of it was written for 0 s: if this process ends" in caplog.text
+    )
     assert checkpoints.steps() == []
     caplog.set_level(logging.INFO, "jaxft")
     gate.set()
@@ -89,18 +94,61 @@ def test_a_save_is_left_out_while_one_runs(
     assert checkpoints.steps() == [5, 15]
 
 
-def test_a_save_that_takes_longer_than_it_is_waited_for_says_what_to_set(
-    tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
+def test_a_save_is_waited_for_as_long_as_its_bytes_move(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A large state takes longer to write than any failure may take."""
+    monkeypatch.setattr("jaxft._checkpoints._written.LOOK_S", 0.01)
+    timeout_s, write = patience.stretched(0.5), _orbax.write
+
+    def write_bit_by_bit(path: Path, *arguments: object) -> None:
+        with (path.parent / "bits").open("wb", buffering=0) as file:
+            for _ in range(16):
+                file.write(bytes(64))
+                time.sleep(timeout_s / 8)
+        write(path, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(_orbax, "write", write_bit_by_bit)
+    gate.set()
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(5, of_optax(), job="docs", history=0)
-    checkpoints.finish(0.01)
-    (said,) = (record.message for record in caplog.records if record.name == "jaxft")
-    assert "step 5 is not complete after 0 s" in said
-    assert "a longer failure_timeout_s" in said
-    gate.set()
-    checkpoints.finish(PATIENCE_S)
+    checkpoints.finish(timeout_s)
+    assert caplog.messages == []
     assert checkpoints.steps() == [5]
+
+
+def test_a_disk_that_syncs_file_by_file_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jaxft._checkpoints._written._folder.unfinished_bytes", lambda folder: 0)
+    timeout_s, sync = patience.stretched(0.5), os.fsync
+
+    def slowly(descriptor: int) -> None:
+        time.sleep(timeout_s / 8)
+        sync(descriptor)
+
+    monkeypatch.setattr("jaxft._checkpoints._folder.os.fsync", slowly)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(5, of_optax(), job="docs", history=0)
+    checkpoints.finish(timeout_s)
+    assert caplog.messages == []
+    assert checkpoints.steps() == [5]
+
+
+def test_a_folder_that_cannot_be_looked_into_has_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Event()
+
+    def fail(folder: Path) -> int:
+        looked.set()
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr("jaxft._checkpoints._written._folder.unfinished_bytes", fail)
+    with Written(tmp_path) as written:
+        assert looked.wait(PATIENCE_S)
+    patience.join(written._thread)  # pyright: ignore[reportPrivateUsage]
+    assert written.size_bytes == 0
 
 
 def test_finish_without_a_save() -> None:
