@@ -12,7 +12,7 @@ from jaxft_protocol.replica.state import LeaveNow
 
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
-from jaxft._errors import ConfigurationError, SessionFailed
+from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
@@ -355,7 +355,9 @@ class Manager:
             ends_with = leaving  # other ranks may be in a collective that waits for this one
             raise
         finally:
-            if self._config.checkpoints is not None:
+            # If the program has failed in this rank, others wait for it, and end with their parts of a save.
+            failed = isinstance(ends_with, Exception) and not isinstance(ends_with, JaxftError)
+            if self._config.checkpoints is not None and not (failed and self._member.ranks.size > 1):
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close(ends_with)
 

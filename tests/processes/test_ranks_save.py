@@ -127,3 +127,18 @@ def test_a_rank_that_does_not_see_the_folder_fails_the_save_and_training_goes_on
         assert group.leader.says("The checkpoint of step 4 was not written to")
         assert group.leader.says("rank 1 does not see the folder")
         assert saved_steps(here) == set()
+
+
+@pytest.mark.long
+def test_a_rank_that_raises_while_its_group_saves_holds_up_no_other(tmp_path: Path) -> None:
+    """The other rank waits in a collective, and the other groups for both. Its part of the save ends with it."""
+    with cluster(tmp_path) as here:
+        here.start_coordinator(*TIMEOUT)
+        hold = ("--hold", f"write step {EVERY}:{here.folder / 'never'}")
+        saved = ("--checkpoints", str(here.folder / "saved"), "--checkpoint-every", str(EVERY))
+        flags = ("--steps", str(STEPS), *saved, *hold)
+        group = start_ranks(here, "group-0", 2, flags, own={1: ("--unreadable", f"{EVERY + 2}:0")})
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        assert group.ranks[1].process.returncode == 1, group.ranks[1].log()
+        assert saved_steps(here) == set()
