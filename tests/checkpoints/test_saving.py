@@ -124,7 +124,7 @@ def test_a_disk_that_syncs_file_by_file_gets_on(
     timeout_s, sync = patience.stretched(0.5), os.fsync
 
     def slowly(descriptor: int) -> None:
-        time.sleep(timeout_s / 8)
+        time.sleep(timeout_s / 16)
         sync(descriptor)
 
     monkeypatch.setattr("jaxft._checkpoints._folder.os.fsync", slowly)
