@@ -58,7 +58,6 @@ def uneven(folder: Path, groups: int, shards: int, shard_s: float, steps: int) -
     assert {worker.digest for worker in workers.values()} == {alone}
 
 
-@pytest.mark.long
 def test_an_uneven_deal_of_long_shards_puts_nobody_out(tmp_path: Path) -> None:
     # An exchange fails when no byte has moved for a part of the failure timeout: 3 s when its links are made.
     uneven(tmp_path, groups=2, shards=3, shard_s=12.0, steps=2)
