@@ -14,8 +14,7 @@ from pathlib import Path
 
 from jaxft._errors import JaxftError, JobFinished
 from jaxft._launch._statuses import status_of
-from jaxft._ranks._ending import end_at_once
-from jaxft._ranks._ending import status_of as status_of_rank
+from jaxft._ranks._ending import end_at_once, exit_status
 
 
 def run(words: Sequence[str]) -> None:
@@ -27,7 +26,7 @@ def run(words: Sequence[str]) -> None:
     try:
         _run(words)
     except BaseException as error:
-        if int(os.environ.get("JAXFT_NPROC", "1")) > 1 and (status := status_of_rank(error)):
+        if int(os.environ.get("JAXFT_NPROC", "1")) > 1 and (status := exit_status(error)):
             try:
                 _say(error)
             finally:

@@ -12,8 +12,6 @@ import signal
 import sys
 from typing import NoReturn
 
-ERROR = 1
-
 
 def end_at_once(status: int) -> NoReturn:
     """End this process without the exit handlers (`atexit`) that are left.
@@ -28,15 +26,15 @@ def end_at_once(status: int) -> NoReturn:
         os._exit(status)
 
 
-def status_of(error: BaseException) -> int:
+def exit_status(error: BaseException) -> int:
     """Return the exit status that Python gives a program that this error ends."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if not isinstance(error, SystemExit):
-        return ERROR
+        return 1
     if error.code is None:
         return 0
-    return error.code & 0xFF if isinstance(error.code, int) else ERROR
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def keep_status(error: BaseException) -> None:
@@ -46,5 +44,5 @@ def keep_status(error: BaseException) -> None:
 
 def _end_with(error: BaseException) -> None:
     caught = not isinstance(error, SystemExit) and getattr(sys, "last_value", None) is None
-    if not caught and (status := status_of(error)):
+    if not caught and (status := exit_status(error)):
         end_at_once(status)

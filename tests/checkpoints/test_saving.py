@@ -94,8 +94,16 @@ def test_a_save_is_left_out_while_one_runs(
     assert checkpoints.steps() == [5, 15]
 
 
+def assert_saved_without_a_warning(folder: Path, timeout_s: float, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(5, of_optax(), job="docs", history=0)
+    checkpoints.finish(timeout_s)
+    assert caplog.messages == []
+    assert checkpoints.steps() == [5]
+
+
 def test_a_save_is_waited_for_as_long_as_its_bytes_move(
-    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A large state takes longer to write than any failure may take."""
     monkeypatch.setattr("jaxft._checkpoints._written.LOOK_S", 0.01)
@@ -109,12 +117,7 @@ def test_a_save_is_waited_for_as_long_as_its_bytes_move(
         write(path, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_orbax, "write", write_bit_by_bit)
-    gate.set()
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(5, of_optax(), job="docs", history=0)
-    checkpoints.finish(timeout_s)
-    assert caplog.messages == []
-    assert checkpoints.steps() == [5]
+    assert_saved_without_a_warning(tmp_path, timeout_s, caplog)
 
 
 def test_a_disk_that_syncs_file_by_file_gets_on(
@@ -128,11 +131,7 @@ def test_a_disk_that_syncs_file_by_file_gets_on(
         sync(descriptor)
 
     monkeypatch.setattr("jaxft._checkpoints._folder.os.fsync", slowly)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(5, of_optax(), job="docs", history=0)
-    checkpoints.finish(timeout_s)
-    assert caplog.messages == []
-    assert checkpoints.steps() == [5]
+    assert_saved_without_a_warning(tmp_path, timeout_s, caplog)
 
 
 def test_a_folder_that_cannot_be_looked_into_has_no_size(
