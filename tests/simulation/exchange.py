@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step
 from jaxft_protocol.ranks.lanes import Span
 
-from .ranks import LANES, Lane, reached
+from .lane import LANES, Lane, reached
 from .setting import QUICK_S
 from .truth import Violation
 

@@ -1,352 +1,34 @@
 """Groups of several processes: the real cores of rank 0 and of the others, on links that delay.
 
-`Crew` is what a group's training thread, in rank 0, asks of the other ranks; a `Mate` is one of these, with its own
-training thread and its own part of the state. There are twelve lanes: a group of 1, 2, 3 or 4 ranks holds each of
-them whole in one rank, and what lies in one rank in every member travels together, as a span.
+`Crew` is what a group's training thread, in rank 0, asks of the other ranks (`mate.py`), each with its own training
+thread and its own part of the state (`lane.py`).
 
 What is not modelled: exceptions of the user's code, which end a group of several processes in any case.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxft_protocol.messages import WHOLE, GroupName, Heal, Member, NewQuorum, QuorumId, Step, Stripe
-from jaxft_protocol.ranks import follower, lanes, leader
+from jaxft_protocol.ranks import lanes, leader
 from jaxft_protocol.ranks.lanes import Span
-from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Order, StopWork, Verdict
+from jaxft_protocol.ranks.messages import Decided, Directed, Order, StopWork, Verdict
 from jaxft_protocol.replica import state as r
 
+from .lane import LANES, OWN_LANES, Lane, Part, held, reached
+from .mate import Mate
 from .stripes import Keeper, feeders
 from .truth import Violation
 
 if TYPE_CHECKING:
-    from .exchange import Attempt
     from .trainer import Trainer
     from .world import World
 
-LANES = 12
 STUCK_S = 20.0
-BEAT_S = 0.3
 LINK_S = 0.002
 # Until the kernel, or the end of a link, tells a rank that another one is gone.
 LOSS_S = 0.03
 _ONE_PROGRAM = "the ranks of a group run one program"
-_ONE_STATE = "the ranks of a group hold one state"
-_OWN_LANES = "each lane meets itself"
-
-
-def held(rank: int, size: int) -> range:
-    """The lanes that lie in the memory of one rank of a group of this size."""
-    each = LANES // size
-    return range(each * rank, each * (rank + 1))
-
-
-def reached(span: Span, name: str, size: int) -> int:
-    """The rank of a group that is asked for the lanes of a span."""
-    rank = lanes.rank_of(span.start, size, LANES)
-    if not set(range(span.start, span.stop)) <= set(held(rank, size)):
-        raise Violation(
-            _OWN_LANES, f"rank {rank} of {name} is asked for {span}, and holds {held(rank, size)}"
-        )
-    return rank
-
-
-class Part:
-    """What one rank does alone in an operation: it ends once, by itself or because it is stopped."""
-
-    def __init__(self, ends: Callable[[Verdict], None]) -> None:
-        self._ends = ends
-        self.lanes: list[Lane] = []
-        self.holds_all: Callable[[], None] = lambda: None  # called once all lanes are done
-        self.over = False
-
-    def end(self, verdict: Verdict) -> None:
-        if self.over:
-            return
-        self.over = True
-        for lane in self.lanes:
-            lane.leave()
-        self._ends(verdict)
-
-    def lane_done(self, lane: "Lane") -> None:
-        lane.done = True
-        if all(each.done for each in self.lanes):
-            self.holds_all()
-            self.end(Verdict())
-
-
-class Lane:
-    """One rank's part in the exchange of one span, as `Hub` sees a member."""
-
-    def __init__(self, crew: "Crew", rank: int, span: Span, part: Part) -> None:
-        self.crew = crew
-        self.world = crew.world
-        self.process = crew.process
-        self.rank = rank
-        self.span = span
-        self.token = 0
-        self.attempt: Attempt | None = None
-        self.done = False
-        self._part = part
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.process, name)  # what is the same for all ranks of the group
-
-    @property
-    def history(self) -> list[QuorumId]:
-        return self.crew.history_of(self.rank)
-
-    @property
-    def dead(self) -> bool:
-        return self.crew.is_dead(self.rank)
-
-    @property
-    def progress(self) -> int:
-        return self.crew.progress_of(self.rank)
-
-    @progress.setter
-    def progress(self, value: int) -> None:
-        self.crew.moved(self.rank)
-
-    def run(self, token: int, act: Callable[..., None], *args: Any) -> None:
-        if self.token == token and not self.dead:
-            self.crew.thread(self.rank, lambda: self.token == token and act(*args))
-
-    def leave(self) -> None:
-        self.token += 1
-        self.world.hub.leave(self)
-
-    def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
-        self._part.lane_done(self)
-
-    def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
-        self._part.end(Verdict(f"{accused} went away", (accused,)))
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Wait for rank 0's next order."""
-
-    kind: type[Directed] | type[Decided] | type[Judged]
-    about: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Enter a collective; go on when all ranks have."""
-
-    what: object
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Do this rank's part of an operation; go on with its verdict."""
-
-    start: Callable[[Part], None]
-
-
-Request: TypeAlias = Take | Sleep | Together | Work
-Program: TypeAlias = Generator[Request, Any, Any]
-
-
-class Mate:
-    """A rank other than 0."""
-
-    def __init__(self, crew: "Crew", rank: int) -> None:
-        self.crew = crew
-        self.world = crew.world
-        self.process = crew.process
-        self.rank = rank
-        self.name = f"{crew.process.name}.{rank}"
-        self.core = follower.Follower(rank)
-        self.dead = False
-        self.root = crew.process.root
-        self.history: list[QuorumId] = []
-        self.computed: defaultdict[int, set[int]] = defaultdict(set)
-        self.sums: set[tuple[QuorumId, Step]] = set()
-        self.pins: dict[int, Step] = {}
-        self.log: dict[int, QuorumId] = {}
-        self.fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and what was applied to it
-        self.found = QuorumId(0)
-        self.progress = 0
-        self.stands_until_s = 0.0
-        self.part: Part | None = None
-        self._takes: Take | None = None
-        self._program: Program = self._run()
-
-    def start(self) -> None:
-        self._resume(None)
-        self._beat()
-
-    # ---- its links ----
-
-    def hears(self, message: Order | StopWork) -> None:
-        """The thread that receives."""
-        if not self.dead:
-            self._happened(follower.Heard(message))
-            self._look()
-
-    def pin(self, heal_id: int, number: Step) -> None:
-        if self.dead:
-            return
-        if number < len(self.history):
-            raise Violation(
-                "a pin comes before the commit", f"{self.name} at {len(self.history)}: pin {number}"
-            )
-        self.pins[heal_id] = number
-
-    def release(self, heal_id: int) -> None:
-        self.pins.pop(heal_id, None)
-        oldest = min(self.pins.values(), default=None)
-        self.log = {step: by for step, by in self.log.items() if oldest is not None and step >= oldest}
-
-    def die(self) -> None:
-        if not self.dead:
-            self.dead = True
-            if self.part is not None:
-                for lane in self.part.lanes:
-                    lane.leave()
-
-    def _beat(self) -> None:
-        if not self.dead:
-            self.crew.to_leader(leader.Moved(self.rank, self.progress))
-            self.world.after(BEAT_S, self._beat)
-
-    def _happened(self, event: follower.Event) -> None:
-        self.core, effects = follower.step(self.core, event)
-        for effect in effects:
-            match effect:
-                case follower.Report(outcome):
-                    self.crew.to_leader(leader.Reported(self.rank, outcome))
-                case follower.Interrupt() if self.part is not None:
-                    self.part.end(Verdict("rank 0 stopped it"))
-                case follower.Interrupt():
-                    pass
-
-    # ---- its training thread ----
-
-    def _resume(self, value: Any) -> None:
-        try:
-            request = self._program.send(value)
-        except StopIteration:
-            self.dead = True
-            return
-        match request:
-            case Take():
-                self._takes = request
-                self._look()
-            case Sleep(seconds):
-                self.world.after(seconds, self.crew.thread, self.rank, lambda: self._resume(None))
-            case Together(what, seconds):
-                self.world.after(seconds, self.crew.thread, self.rank, lambda: self._meet(what))
-            case Work(start):
-                self.part = Part(self._part_ended)
-                start(self.part)
-
-    def _meet(self, what: object) -> None:
-        self.crew.meet(self.rank, what, lambda: self._resume(None))
-
-    def _part_ended(self, verdict: Verdict) -> None:
-        self.part = None
-        self.world.after(0.0, self.crew.thread, self.rank, lambda: self._resume(verdict))
-
-    def _look(self) -> None:
-        if self._takes is not None:
-            self.crew.thread(self.rank, self._take)
-
-    def _take(self) -> None:
-        takes = self._takes
-        if takes is None:
-            return
-        self.core, order = follower.take(self.core, takes.kind, takes.about)
-        if order is not None:
-            self._takes = None
-            self._resume(order)
-
-    def _run(self) -> Program:
-        while True:
-            order = yield Take(Directed)
-            match order.directive:
-                case None:
-                    self._check_alike()
-                    return
-                case r.Attempt(quorum, step):
-                    yield from self._attempt(quorum, step)
-                case r.Apply(quorum_id, step):
-                    self._check_may_apply(quorum_id, step)
-                    yield Sleep(self.crew.apply_s())
-                    self._apply(quorum_id)
-                case r.HealFrom(heal):
-                    verdict = yield from self._operation(
-                        "heal", lambda part: self.crew.seek_state(self.rank, heal, part)
-                    )
-                    if verdict.ok:
-                        yield Sleep(self.crew.apply_s())
-                        self.root, self.history = self.fetched
-                case r.Replay(heal, step):
-                    verdict = yield from self._operation(
-                        "replay", lambda part, step=step: self.crew.seek_means(self.rank, heal, step, part)
-                    )
-                    if verdict.ok:
-                        yield Sleep(self.crew.apply_s())
-                        self._apply(self.found)
-                case _:
-                    pass  # TakeDigest
-
-    def _attempt(self, quorum: NewQuorum, step: Step) -> Program:
-        self._check_alike(step)
-        for shard in self.crew.shards_in(quorum):
-            if shard not in self.computed[step]:
-                if not (yield Take(Decided, "go on")).value:
-                    return
-                yield Together(("compute", step, shard), self.crew.compute_s())
-                self.computed[step].add(shard)
-        if not (yield Take(Decided, "exchange")).value:
-            return
-        yield from self._operation(
-            "exchange", lambda part: self.crew.exchange_lanes(self.rank, quorum, step, part)
-        )
-
-    def _operation(self, what: str, start: Callable[[Part], None]) -> Program:
-        verdict = yield Work(lambda part: self._begin(what, start, part))
-        self._happened(follower.Done(verdict))
-        judged = yield Take(Judged, self.core.what)
-        self._happened(follower.Leaves())
-        return judged.verdict
-
-    def _begin(self, what: str, start: Callable[[Part], None], part: Part) -> None:
-        self._happened(follower.Begins(what))
-        if part.over:
-            self.world.sometimes.note("stopped before it began")
-        else:
-            start(part)
-
-    def _check_may_apply(self, quorum_id: QuorumId, step: Step) -> None:
-        if step != len(self.history):
-            raise Violation(
-                "nothing is applied twice", f"{self.name} at {len(self.history)} is to apply {step}"
-            )
-        if (quorum_id, step) not in self.sums:
-            raise Violation("commit only what all who live hold", f"{self.name}: step {step} of {quorum_id}")
-
-    def _apply(self, quorum_id: QuorumId) -> None:
-        self.world.truth.check_line(self.name, self.history, quorum_id)
-        if self.pins:
-            self.log[len(self.history)] = quorum_id
-        self.history.append(quorum_id)
-
-    def _check_alike(self, step: int | None = None) -> None:
-        ours = self.crew.process.history[:step]
-        if (self.history, self.root) != (ours, self.crew.process.root):
-            raise Violation(_ONE_STATE, f"{self.name} holds {self.history}, rank 0 {ours}")
 
 
 class Crew:
@@ -716,7 +398,7 @@ class Crew:
         """How one rank divides its lanes, to meet groups of these sizes."""
         found = lanes.spans(lanes.span_of(rank, self.size, LANES), sizes, LANES)
         if [lane for span in found for lane in range(span.start, span.stop)] != list(held(rank, self.size)):
-            raise Violation(_OWN_LANES, f"rank {rank} of {self.process.name}, of {self.size}, takes {found}")
+            raise Violation(OWN_LANES, f"rank {rank} of {self.process.name}, of {self.size}, takes {found}")
         return found
 
     def shards_in(self, quorum: NewQuorum) -> Sequence[int]:

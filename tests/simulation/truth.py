@@ -21,7 +21,7 @@ from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum,
 from jaxft_protocol.names import DRAINED
 
 if TYPE_CHECKING:
-    from .ranks import Lane
+    from .lane import Lane
     from .trainer import Trainer
     from .world import World
 
