@@ -63,12 +63,12 @@ def publish(written: Path, folder: Path, step: int) -> None:
         if not (folder / str(step)).is_dir():
             raise
     # Also for another writer's: its bytes were synced before it was moved, but perhaps not its name.
+    sync_names(folder)
+
+
+def sync_names(folder: Path) -> None:
+    """Wait until the names in a folder, and the way to it, are on the disk: a save may have made some of that."""
     _sync(folder)
-    _sync_parents(folder)
-
-
-def _sync_parents(folder: Path) -> None:
-    """Wait until the way to a folder is on the disk: this save, or another one, may have made some of it."""
     device = folder.stat().st_dev
     for parent in folder.parents:
         if parent.stat().st_dev != device:

@@ -30,7 +30,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self) | {"leaves": [list(leaf) for leaf in self.leaves]}
         # Without a checksum a flipped bit could pass for another job's checkpoint, or for another model's.
-        return fields | {"checksum": _checksum(fields)}
+        return fields | {"checksum": checksum(fields)}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
@@ -38,7 +38,7 @@ class Manifest:
         if not isinstance(found, Mapping) or "checksum" not in found:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise Damaged("it was not written by jaxft, or its manifest is missing")
         fields = {name: value for name, value in found.items() if name != "checksum"}
-        if found["checksum"] != _checksum(fields):
+        if found["checksum"] != checksum(fields):
             raise Damaged("its manifest does not match its checksum")
         try:
             leaves = tuple((str(path), str(kind)) for path, kind in fields.pop("leaves"))
@@ -106,5 +106,6 @@ def _type(aval: Any) -> str:
     return f"{aval.dtype}{list(aval.shape)}"
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
+def checksum(fields: Mapping[str, Any]) -> str:
+    """Of what becomes JSON."""
     return xxhash.xxh3_128(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jaxft._arrays._digest import digest_of_leaves
-from jaxft._checkpoints import _folder, _orbax, _zarr
+from jaxft._checkpoints import _beginning, _folder, _orbax, _zarr
 from jaxft._checkpoints._description import STATE, describe, read_metadata
 from jaxft._checkpoints._group import Group
 from jaxft._checkpoints._host import HostCopy, filled, with_keys
@@ -161,6 +161,7 @@ def _publish(work: Path, folder: Path, step: int, keep: int, damaged: Set[int]) 
         _folder.retire(folder, step, work)
     _folder.publish(work / str(step), folder, step)
     _log.info("saved step %d in %s", step, folder)
+    _beginning.remove(folder)
     for old in _superseded(_folder.steps(folder), step, keep, damaged):
         _folder.retire(folder, old, work)
 

@@ -113,14 +113,15 @@ class Joining:
         """What tells the coordinator which state this group brings, and what must be equal in all groups."""
         self._saving.check(settings)
         self._held.publish()
+        digest = self._held.digest()
         return Prepared(
             Step(self._held.step),
-            self._held.digest(),
+            digest,
             {
                 name: value for name, value in settings.items() if name != "shards"
             },  # these have a separate field
             self._config.min_replicas or 0,
-            HistoryId(self._saving.history),
+            HistoryId(self._saving.history_of(digest)),
             self._config.spare,
             self._saving.left_to_others,
             self._shards,

@@ -226,6 +226,7 @@ class Runner:
                     self._taken = (number - 1, None)  # the next call continues from here
                     return
                 case Attempt(quorum, step):
+                    self._saving.note_beginning(quorum)
                     self._attempts.attempt(call, quorum, step, record)
                 case Apply(_, step) if step < self._held.step:
                     continue  # already applied; the stream broke before the session's thread got the report

@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
+from jaxft_protocol.messages import NewQuorum
 from jaxft_protocol.names import done_again
 
-from jaxft._checkpoints import Restored
+from jaxft._checkpoints import Restored, _beginning
 from jaxft._checkpoints._parts import check_storable
 from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._errors import ConfigurationError
@@ -40,6 +41,7 @@ class Saving:
         self._asked = False  # the program has called `restore`
         self._frontier_step: int | None = None  # the job's frontier when this group joined
         self._settings: Mapping[str, str] = {}  # of the step, saved with each checkpoint
+        self._begins_again = False  # the first state is that with which the job began
 
     # ---- restoring ----
 
@@ -150,6 +152,54 @@ class Saving:
         if differing := differences(saved, now, self._changed):
             folder = str(self._restored.folder)
             raise ConfigurationError(refusal(folder, differing, self._held.step, self._changed))
+
+    # ---- a job without a checkpoint ----
+
+    def history_of(self, digest: int) -> int:
+        """The history of the first state: of its checkpoint, or of a job without one that began with this digest.
+
+        0 if the state is fresh.
+        """
+        checkpoints = self._config.checkpoints
+        if self.history or checkpoints is None:
+            return self.history
+        begun = None if self._ranks.rank else _beginning.read(checkpoints.folder)
+        if begun is not None and begun.job != self._config.job:
+            begun = None
+        if begun is not None and (begun.step, begun.digest) != (self._held.step, digest):
+            _log.info(
+                "[jaxft %s] comes with another state than the one with which job %r began: if all groups are lost "
+                "before the first checkpoint, the job cannot begin again from it. Make the initial state from a seed",
+                self._config.group,
+                self._config.job,
+            )
+            begun = None
+        self._begins_again = self._ranks.decide("the job began with this state", begun is not None)
+        return begun.history if begun is not None else 0
+
+    def note_beginning(self, quorum: NewQuorum) -> None:
+        """Before the first step of a fresh state: let one group note with which state the job begins."""
+        checkpoints, held = self._config.checkpoints, self._held
+        if checkpoints is None or held.made or self.history or self._begins_again:
+            return
+        if quorum.members[0].group != self._config.group:
+            return
+        digest = held.digest()  # of all ranks together
+        if self._ranks.rank:
+            return
+        begun = _beginning.Beginning(self._config.job, quorum.history, held.step, digest)
+        try:
+            with self._session.in_step(False):
+                _beginning.write(checkpoints.folder, begun)
+        except OSError as error:
+            _log.warning(
+                "[jaxft %s] cannot write to the folder of the checkpoints, %r: %s. Training begins, but if all "
+                "groups are lost before the first checkpoint, the job cannot begin again. Check that the disk is "
+                "mounted, has space, and is writable",
+                self._config.group,
+                str(checkpoints.folder),
+                error,
+            )
 
     # ---- saving ----
 

@@ -118,9 +118,9 @@ def test_settings_that_are_none_are_damage(settings: Any) -> None:
 
 
 def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    from jaxft._checkpoints._manifest import _checksum
+    from jaxft._checkpoints._manifest import checksum
 
-    return fields | {"checksum": _checksum(fields)}
+    return fields | {"checksum": checksum(fields)}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from jaxft_protocol.credentials import CredentialsError, JobKey
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from jaxft._arrays._leaf_types import LeafType
-from jaxft._checkpoints._manifest import Damaged, Manifest, _checksum
+from jaxft._checkpoints._manifest import Damaged, Manifest, checksum
 from jaxft._exchange import _frames
 from jaxft._heal import _frames as heal_frames
 from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, read_manifest
@@ -465,7 +465,7 @@ def test_any_description_with_the_right_checksum(
     """Written by another jaxft, or by a program that can compute a checksum."""
     described = {**GOOD.to_json(), **parts, **more}
     described = {name: value for name, value in described.items() if name not in {"checksum", *less}}
-    described["checksum"] = _checksum(described)
+    described["checksum"] = checksum(described)
     try:
         made = Manifest.from_json(described)
     except Damaged:

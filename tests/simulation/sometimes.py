@@ -12,6 +12,7 @@ RARE: dict[str, str] = {
     "spare called up": "a spare takes a place in a quorum",
     "spare relieved": "a spare gives its place back and stands by",
     "resume": "no group is left that held the frontier: the job resumes from a state that a group brings",
+    "begins again": "a fresh group brings the state with which the job began, and there is no checkpoint yet",
     "frontier went back": "... which is older than the frontier",
     "founded again": "the founders are gone before anything was committed, or their founding gives way",
     "founding gives way": "a group with a history comes before anything was committed on a fresh founding",

@@ -25,6 +25,7 @@ APPLY_S = 0.008
 DIGEST_S = 0.004
 # Of a checkpoint from before the coordinator's first life.
 OLD_ROOT = -1
+COMMON_ROOT = 0  # of groups that begin with equal states
 _OLD_HISTORY = HistoryId(999)
 _COMPUTED_NOTHING = (QuorumId(0), Step(0))
 
@@ -55,7 +56,7 @@ class Trainer:
         self.spare = name in world.setting.spares
         self.dead = self.over = self.leaving = False
         # What it holds: a first state, and for each step the quorum whose sum was applied.
-        self.root = incarnation if world.setting.differ or world.is_odd(name) else 0
+        self.root = incarnation if world.setting.differ or world.is_odd(name) else COMMON_ROOT
         self.history: list[QuorumId] = []
         self.skipped: frozenset[int] = (
             frozenset()
@@ -330,6 +331,10 @@ class Trainer:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
+        begun = self.world.begun
+        if not checkpoints and begun is not None and begun.root == self.root and not self.flipped:
+            saved = begun.history
+            self.world.sometimes.note("begins again")
         step, digest = Step(len(self.history)), self.told_digest()
         setting = self.world.setting
         shards, weight = setting.shards, setting.weight_of(self.incarnation)
@@ -345,7 +350,13 @@ class Trainer:
         # Without a draw of numbers, so that what else a seed stands for stays as it was.
         return bool(read) and bool(self.replica.frontier_step) and self.incarnation % 2 == 0
 
+    def _note_beginning(self, quorum: NewQuorum) -> None:
+        """The first of the quorum notes with which state the job begins, until there is a checkpoint."""
+        if quorum.members[0].group == self.name and not self.history and not self.flipped:
+            self.world.begun = Checkpoint((), quorum.history, self.root, frozenset())
+
     def _compute(self, quorum: NewQuorum, step: Step) -> None:
+        self._note_beginning(quorum)
         computed = self.computed[step]
         mine = next(member.shards for member in quorum.members if member.group == self.name)
         for shard in mine:

@@ -26,7 +26,7 @@ from .process import Process
 from .setting import MOST_SHARDS, QUICK_S, Fault, Setting, draw
 from .sometimes import Sometimes
 from .stream import Cables
-from .trainer import OLD_ROOT, Checkpoint
+from .trainer import COMMON_ROOT, OLD_ROOT, Checkpoint
 from .truth import Truth, Violation
 
 CALM_LIMIT_S = 90.0
@@ -68,6 +68,7 @@ class World:
         self.cables = Cables(self)
         self.hub = Hub(self)
         self.checkpoints: list[Checkpoint] = []
+        self.begun: Checkpoint | None = None  # with which the job began, which a fresh group can make again
         self.raises_in = 1 + int(150 * random.Random(seed + (1 << 42)).random())  # events of the job
         self.flips = 0  # bits that have flipped, in any state
         self.hosts: dict[str, Life | None] = dict.fromkeys(HOSTS)
@@ -337,7 +338,8 @@ class World:
         of_another = self.truth.root != OLD_ROOT
         checkpoints = [each for each in self.checkpoints if not (each.old and of_another)]
         # (The line may be empty all the same: the job had gone back to its first state, and lost that as well.)
-        return bool(self.truth.ever) and not holders and not checkpoints
+        begins_again = not self.checkpoints and self.begun is not None and self.begun.root == COMMON_ROOT
+        return bool(self.truth.ever) and not holders and not checkpoints and not begins_again
 
     def _end_lost(self) -> None:
         self.sometimes.note("lost for good")

@@ -54,6 +54,20 @@ def test_a_group_of_the_jobs_history_resumes_it_after_the_heartbeat_timeout():
     assert committed(desk.commit()) == ["c"]
 
 
+def test_it_may_begin_again_from_the_state_with_which_it_began():
+    desk = orphaned("a", "b")
+    bring(desk, "a", step=0, incarnation=9)
+    bring(desk, "b", step=0, incarnation=10)
+    desk.come("fresh")
+    reports = [text for done in desk.wait(6.0) for text in done.reports]
+    assert (members(desk), desk.step) == (["a", "b"], 0)
+    text = (
+        "resumes at step 0 with the state of a, b: no group is left that held step 3; 3 steps are done again"
+    )
+    assert f"[job] {text}" in reports
+    assert desk.group("fresh").phase is GroupPhase.HEALING
+
+
 def test_the_timeout_counts_from_the_last_holders_death_and_not_from_the_candidates_coming():
     desk = orphaned("a")
     desk.wait(20.0)
