@@ -42,6 +42,10 @@ def kill_once_saved(here: Cluster, *groups: Group, step: int) -> None:
     for group in groups:
         present = f"{group.name} is present"
         here.until(lambda text=present: text in here.coordinator_log.read_text(), f"{group.name}'s Hello")
+    kill(here, *groups)
+
+
+def kill(here: Cluster, *groups: Group) -> None:
     workers = [worker for group in groups for worker in group.ranks]
     for worker in workers:
         worker.process.send_signal(signal.SIGKILL)
@@ -66,6 +70,20 @@ def test_groups_that_all_die_resume_with_the_same_bits(undisturbed: str, tmp_pat
         assert {worker.digest for group in back for worker in group.ranks} == {undisturbed}
         assert any(group.leader.says(f"restored step 4 from {tmp_path}/saved/4") for group in back)
         assert "resumes at step 4" in here.coordinator_log.read_text()
+
+
+@pytest.mark.long
+def test_groups_that_all_die_before_a_checkpoint_begin_again(undisturbed: str, tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator(*TIMEOUT)
+        first = [start(here, name, 2, *gate(here, 3)) for name in ("group-0", "group-1")]
+        here.until(lambda: all(group.leader.step == 3 for group in first), "both to come to step 3")
+        kill(here, *first)
+        assert not saved_steps(here)
+        back = [start(here, name, 2) for name in ("group-0", "group-1")]
+        here.until_finished(*(worker for group in back for worker in group.ranks))
+        assert {worker.digest for group in back for worker in group.ranks} == {undisturbed}
+        assert "resumes at step 0" in here.coordinator_log.read_text()
 
 
 @pytest.mark.long
