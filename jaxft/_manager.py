@@ -61,7 +61,9 @@ class Manager:
             environment variable JAXFT_GROUP.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
-            than 0 after a restore from a checkpoint.
+            than 0 after a restore from a checkpoint of your own.
+        history: what `history` was when that checkpoint was saved; 0 for a fresh state. Without it, the state is not
+            known to be of this job, and a job of which all groups have died does not go on from it.
         failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
             coordinator, no group that holds the job's state, a peer that has computed and neither moves nor dies.
             How long a step takes plays no part. Every other timeout derives from it.
@@ -127,6 +129,7 @@ class Manager:
         group: str | None = None,
         job: str = "default",
         step: int = 0,
+        history: int = 0,
         failure_timeout_s: float = 60.0,
         min_replicas: int | None = None,
         settings: Mapping[str, str] | None = None,
@@ -146,6 +149,7 @@ class Manager:
             group=_given("group", group),
             job=job,
             step=step,
+            history=history,
             failure_timeout_s=failure_timeout_s,
             min_replicas=min_replicas,
             settings={} if settings is None else settings,
@@ -184,6 +188,15 @@ class Manager:
             return self._config.step
         self._runner.loop.read()
         return self._runner.step
+
+    @property
+    def history(self) -> int:
+        """Which run the state of this group is of: a number of 64 bits, to be saved with checkpoints of your own.
+
+        A job gets it when it begins, and keeps it as long as it goes on from its own states. Known once `step.join`,
+        or the first step, has returned; before, it is the one that was passed.
+        """
+        return self._config.history if self._runner is None else self._runner.history
 
     def steps(self, total: int | None) -> Iterator[int]:
         """Iterate over the steps of the job that are still to be done, up to `total` steps of the whole run.

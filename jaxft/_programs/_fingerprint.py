@@ -70,8 +70,19 @@ def leaves_digest(labels: Sequence[str], types: Sequence[Any]) -> str:
 
 
 def shardings_digest(specs: Sequence[jax.ShapeDtypeStruct]) -> str:
-    lines = [sharding_text(spec.sharding) for spec in specs]
+    lines = [_placed_text(spec.sharding) for spec in specs]
     return f"{_hash(chr(10).join(lines))[:16]} ({len(set(lines))} kinds over {len(lines)} leaves)"
+
+
+def _placed_text(sharding: Any) -> str:
+    """On one device it makes no difference whether a leaf was placed there, as by a restore, or not placed at all."""
+    if sharding is None:
+        return "one device"
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        kind = sharding.memory_kind
+        return "one device" if kind in (None, device.default_memory().kind) else f"one device {kind}"
+    return sharding_text(sharding)
 
 
 def sharding_text(sharding: Any, *, meshes: bool = True) -> str:

@@ -14,6 +14,7 @@ from jaxft._replica._own_address import own_address
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
+_LEAST = {"step": 0, "history": 0, "min_replicas": 1, "digest_every": 1, "exchange_threads": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class GroupConfig:
     group: str
     job: str = "default"
     step: int = 0
+    history: int = 0
     failure_timeout_s: float = 60.0
     min_replicas: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -47,9 +49,14 @@ class GroupConfig:
         _check_name("group", self.group)
         _check_name("job", self.job)
         check_positive("failure_timeout_s", self.failure_timeout_s)
-        for name, least in (("step", 0), ("min_replicas", 1), ("digest_every", 1), ("exchange_threads", 1)):
+        for name, least in _LEAST.items():
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, value, least))
+        if self.history >= 1 << 64:
+            raise ConfigurationError(
+                f"history is {self.history}, which is no history of a job: pass the `manager.history` that was saved "
+                "with the state."
+            )
         _check_hosts(self.host)
         if self.exchange_threads is not None and self.exchange_threads > MAX_THREADS:
             raise ConfigurationError(

@@ -62,6 +62,7 @@ class Joining:
             return
         self._saving.check_asked()
         self._saving.check_taken(state)
+        self._saving.warn_of_no_history()
         self._held.leaves, self._held.programs = state, call.programs
         self._held.first_step = self._held.step
         settings = self._settings_of(call)

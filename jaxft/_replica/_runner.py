@@ -101,6 +101,11 @@ class Runner:
         return self._held.step
 
     @property
+    def history(self) -> int:
+        """Of the job, as far as this group knows; before its first quorum, that of the state that it brings."""
+        return self._session.history or self._saving.history
+
+    @property
     def handed(self) -> Sequence[jax.Array] | None:
         return self._held.current if self.started else None
 

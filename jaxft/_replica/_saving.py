@@ -27,7 +27,7 @@ class Saving:
     """The training thread owns it."""
 
     def __init__(self, config: GroupConfig, session: Directing, ranks: Ranks, held: HeldState) -> None:
-        self.history = 0  # the step of the checkpoint that the first state came from
+        self.history = config.history  # of the checkpoint that the first state came from; 0: none
         # The first state is fresh although the job may have a checkpoint: other groups have read that, or hold more.
         self.left_to_others = False
         self._config = config
@@ -152,6 +152,17 @@ class Saving:
         if differing := differences(saved, now, self._changed):
             folder = str(self._restored.folder)
             raise ConfigurationError(refusal(folder, differing, self._held.step, self._changed))
+
+    def warn_of_no_history(self) -> None:
+        """Say at once what else shows only after all groups have died: the state of a step may be of any run."""
+        committed, _ = self._session.frontier  # rank 0 alone knows it
+        if committed and self._held.step and not self.history:
+            _log.warning(
+                "[jaxft %s] was given step=%d and no history: if no group is left that holds the state of job %r, "
+                "which has committed %d steps, the job does not go on from this one. Save `manager.history` with "
+                "each state, and pass it: jaxft.Manager(step=..., history=...)",
+                *(self._config.group, self._held.step, self._config.job, committed),
+            )
 
     # ---- a job without a checkpoint ----
 

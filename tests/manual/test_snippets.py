@@ -146,6 +146,37 @@ def restores(text: str, folder: Path) -> None:
     assert asked == {0, *range(max(saved), 8)}  # the first batch is that of the comparison of programs
 
 
+@stage("checkpoints.md", "CheckpointManager")
+def goes_on_from_a_checkpoint_of_its_own(text: str, folder: Path) -> None:
+    """Once until a batch fails, and again: at its coordinator the job has committed more than the checkpoint."""
+    data = Batches(SOURCE, shards=8, samples_per_shard=2)
+    text = text.replace("gs://bucket/run-1", str(folder / "saved")).replace("% 100 ", "% 2 ")
+
+    def run(total: int, fails_at: int) -> SimpleNamespace:
+        def batch_for(step: int, shard: int) -> Any:
+            if step == fails_at:
+                raise KeyError("no such file")
+            return data(step, shard)
+
+        names = {"init_state": lambda: {"w": jnp.zeros(3)}, "total": total, "jaxft": jaxft}
+        return ran(text, train_step=of_dict, batch_for=batch_for, **names)
+
+    def of_dict(state: Any, batch: Any) -> Any:
+        params, metrics = train_step(state["w"], batch)
+        return {"w": params}, metrics
+
+    with pytest.raises(KeyError, match="no such file"):
+        run(8, fails_at=5)
+    after = run(8, fails_at=-1)
+    assert (after.manager.step, after.number) == (8, 7)
+    assert after.history == after.manager.history > 0
+    step = jaxft.fault_tolerant(of_dict, None, shards=8)
+    state = {"w": jnp.zeros(3)}
+    while step.step < 8:
+        state, _ = step(state, data)
+    assert jaxft.digest(after.state) == jaxft.digest(state)
+
+
 @stage("checkpoints.md", "ocp.load")
 def reads_a_checkpoint_without_jaxft(text: str, folder: Path) -> None:
     data = Batches(SOURCE, shards=8, samples_per_shard=2)

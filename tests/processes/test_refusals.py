@@ -90,6 +90,9 @@ def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
         ({"group": "a\nb"}, "group must be a name"),
         ({"group": "g", "job": "j" * 300}, "job must be a name"),
         ({"group": "g", "step": -1}, "step must be at least 0, not -1"),
+        ({"group": "g", "history": -1}, "history must be at least 0, not -1"),
+        ({"group": "g", "history": 1 << 64}, "history is 18446744073709551616, which is no history of a job"),
+        ({"group": "g", "history": "7"}, "history must be an int of at least 0, not '7', a str"),
         ({"group": "g", "failure_timeout_s": 0}, "failure_timeout_s must be more than 0"),
         ({"group": "g", "min_replicas": 0}, "min_replicas must be at least 1"),
         (

@@ -326,3 +326,14 @@ def test_pins_go_by_name_then_by_shape() -> None:
     ]
     found = pins(contributions, specs, [path for path, _, _ in state])
     assert found == [one, two, none, none, None, None]
+
+
+def test_on_one_device_a_state_that_was_placed_there_is_that_of_other_groups() -> None:
+    """A restore with other code places leaves that a fresh state leaves where they are."""
+    state, batch = mlp_adam().state(), mlp_adam().batch(0)
+    placed = jax.device_put(state, jax.devices()[0])
+    assert all(leaf.committed for leaf in jax.tree.leaves(placed))
+    fresh, restored = (
+        cut_programs(mlp_adam().step(jaxft.pmean), one, batch).fingerprint for one in (state, placed)
+    )
+    assert fresh == restored
