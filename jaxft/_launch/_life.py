@@ -117,6 +117,11 @@ class Life:
         return None if self._fate.failed is None else self.ranks[self._fate.failed]
 
     @property
+    def foreign(self) -> list[int]:
+        """The processes that run and may not be signalled, since they are another user's."""
+        return [one.child.pid for one in self.ranks if one.child.foreign and one.child.exit_code() is None]
+
+    @property
     def warm(self) -> bool:
         return all(one.child.warm for one in self.ranks)
 
@@ -178,24 +183,23 @@ class Life:
         self._kill_rest_at_s = self._rest_leaves_until_s = 0.0
         self._fate.kill()
 
-    def end_rest(self) -> tuple[bool, list[int]]:
+    def end_rest(self) -> tuple[bool, list[int], list[int]]:
         """Once it is over, end what its processes have started, which may hold devices and ports.
 
         That has a moment to end by itself, or the time for which `terminate` was called.
 
         Returns:
-            whether nothing is left, and the processes that were killed for that.
+            whether this is done; the processes that were killed for that; those that run as another user, and go on.
         """
         rest = [pid for one in self.ranks for pid in one.child.rest()]
         if not rest:
-            return True, []
+            return True, [], []
         if self._kill_rest_at_s is None:
             self._kill_rest_at_s = time.monotonic() + REST_TIMEOUT_S
         if time.monotonic() < max(self._kill_rest_at_s, self._rest_leaves_until_s):
-            return False, []
-        for one in self.ranks:
-            one.child.kill_rest()
-        return True, rest
+            return False, [], []
+        foreign = [pid for one in self.ranks for pid in one.child.kill_rest()]
+        return True, [pid for pid in rest if pid not in foreign], foreign
 
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""

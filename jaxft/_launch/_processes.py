@@ -38,6 +38,7 @@ class Child:
     """A process that we started, and its own children: they form one process group.
 
     `log_start_bytes`: where its output begins in its log, which may have that of earlier launches before it.
+    `foreign`: the kernel has refused a signal to it, since it runs as another user (`sudo`). It ends by itself.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Child:
     _process: subprocess.Popen[bytes] | Fork
     _orders: int | None = None
     log_start_bytes: int = 0
+    foreign: bool = False
 
     @property
     def pid(self) -> int:
@@ -102,16 +104,28 @@ class Child:
         """Return the processes of its group that still run. Ask soon after its end: the number may be given again."""
         return _running(self.pid)
 
-    def kill_rest(self) -> None:
-        """Send SIGKILL to these. Does not wait."""
+    def kill_rest(self) -> list[int]:
+        """Send SIGKILL to these. Does not wait. Return those that run as another user, and go on."""
+        foreign: list[int] = []
         for pid in self.rest():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
                 os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except PermissionError:
+                foreign.append(pid)
+        return foreign
 
     def _signal(self, number: int) -> None:
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+        if self._process.poll() is not None:
+            return
+        try:
+            os.killpg(self.pid, number)
+            os.kill(self.pid, 0)  # the kernel is content if any process of the group may be signalled
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            self.foreign = True
 
     def output(self) -> str:
         """Return what it has written so far."""
@@ -260,17 +274,18 @@ class Processes:
     def end(self, children: Sequence[Child], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask children to end, wait up to `timeout_s` for all of them together, then kill the others.
 
-        What they have started ends with them, a moment later.
+        What they have started ends with them, a moment later. What runs as another user is left.
         """
         running = [child for child in children if child.exit_code() is None]
         for child in running:
             child.terminate()
+        running = [child for child in running if not child.foreign]
         deadline_s = time.monotonic() + timeout_s
         for child in running:
             if not child.wait(max(0.0, deadline_s - time.monotonic())):
                 child.kill()
         for child in children:
-            child.wait(REAP_TIMEOUT_S)
+            child.wait(0.0 if child.foreign else REAP_TIMEOUT_S)
             child.close()
         deadline_s = time.monotonic() + min(timeout_s, REST_TIMEOUT_S)
         while any(child.rest() for child in running) and time.monotonic() < deadline_s:

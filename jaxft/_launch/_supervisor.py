@@ -111,6 +111,8 @@ class Supervisor:
         self._ended_s = time.monotonic()
         self._lacks: tuple[int, ...] = ()  # what it has said to wait for
         self._climbs = False
+        self._ends = False
+        self._told_foreign = False
 
     @property
     def over(self) -> bool:
@@ -198,8 +200,9 @@ class Supervisor:
         self._restarts = False
 
     def kill(self) -> None:
-        """End the group at once. It is not restarted."""
+        """End the group at once, or go on without it if it runs as another user. It is not restarted."""
         self._restarts = False
+        self._ends = True
         if self.life is not None and self.state is State.RUNNING:
             self.life.kill()
 
@@ -288,15 +291,42 @@ class Supervisor:
             life.supervise(self._rules.deadlines)
         if life.failed is not None and failed_before is None:
             self._tell_failure(life)
+        if foreign := life.foreign:
+            self._leave_alone(life, foreign)
         if over and self._rest_has_ended(life):
             self._conclude(life)
 
+    def _leave_alone(self, life: Life, foreign: list[int]) -> None:
+        """Wait for the end of what may not be signalled, unless all groups are to end."""
+        pids = ", ".join(map(str, foreign))
+        if not self._told_foreign:
+            self._told_foreign = True
+            self._say(
+                f"{self.name} (pid {pids}) runs as another user, so this launcher may not signal it: it is neither "
+                "drained nor killed, and goes on until it ends by itself. Start the launcher as that user instead: "
+                "sudo -u USER jaxft launch ..."
+            )
+        if self._ends and all(
+            one.child.pid in foreign or one.child.exit_code() is not None for one in life.ranks
+        ):
+            self.state, self.status = State.GIVEN_UP, AGAIN
+            why = "It runs as another user, still runs, and could not be ended."
+            self._say(f"{self.name} (pid {pids}) is given up. {why} To end it: {kill_command(foreign)}")
+            self._write(GroupGivenUp(group=self.name, life=life.number, why=why))
+
     def _rest_has_ended(self, life: Life) -> bool:
         """Whether nothing runs any more that its processes have started."""
-        has_ended, killed = life.end_rest()
+        has_ended, killed, foreign = life.end_rest()
         if killed:
             pids = ", ".join(map(str, killed))
             self._say(f"killed what the processes of {self.name} had started and left behind (pid {pids})")
+        if foreign:
+            pids = ", ".join(map(str, foreign))
+            self._say(
+                f"what the processes of {self.name} had started and left behind (pid {pids}) runs as another user, "
+                "so this launcher may not kill it. It may hold devices and ports that the group needs. To end it: "
+                f"{kill_command(foreign)}"
+            )
         return has_ended
 
     def _tell_failure(self, life: Life) -> None:
@@ -398,6 +428,11 @@ class Supervisor:
 
     def _last_log(self, life: Life) -> str:
         return (life.failed or life.ranks[0]).child.log_tail()
+
+
+def kill_command(pids: list[int]) -> str:
+    """What a user can run to end processes of another user."""
+    return f"sudo kill -9 {' '.join(map(str, pids))}"
 
 
 def _status_of(ending: Ending, status: int) -> int:
