@@ -92,7 +92,7 @@ class Life:
             list(member.command) or fill(command, member, rank=rank, folder=processes.folder)
             for rank in member.ranks_here
         ]
-        if warm is None or not warm.ready:
+        if warm is None:
             commands = [with_statuses(one) for one in commands]
         children = start_ranks(
             member,

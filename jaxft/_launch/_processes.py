@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
-from jaxft._launch._warm import Fork, Warm, python_words, warm_command
+from jaxft._launch._warm import Fork, Warm, python_words, warm_command, with_statuses
 
 DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
@@ -219,13 +219,15 @@ class Processes:
             command: a list of words.
             orders: where to create a named pipe for `Child.order`.
             environment: additional environment variables.
-            warm: fork it from this warm process, if that is ready and the command allows it.
+            warm: fork it from this warm process, if that is ready and the command allows it. If not, a Python program
+                gets the statuses of `with_statuses` all the same.
         """
         log = self.folder / f"{name}.log"
         pipe = None if orders is None else _open_pipe(orders)
         whole = {**os.environ, **self._own, **environment}
         start_bytes = _size_bytes(log)
-        process = self._forked(warm, command, log, whole) or self._started(command, log, whole)
+        cold = command if warm is None else with_statuses(command)
+        process = self._forked(warm, command, log, whole) or self._started(cold, log, whole)
         child = Child(name, log, process, pipe, start_bytes)
         self._children.append(child)
         return child
