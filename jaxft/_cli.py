@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, TypeVar
 
+from jaxft_protocol.standard_streams import open_closed_streams
+
 from jaxft._errors import JaxftError
 from jaxft._version import __version__
 
@@ -33,6 +35,7 @@ INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exit with its status."""
+    open_closed_streams()
     match sys.argv[1:] if arguments is None else list(arguments):
         case ["--version"]:
             print(f"jaxft {__version__}")

@@ -4,6 +4,7 @@ import logging
 import sys
 
 import tyro
+from jaxft_protocol.standard_streams import open_closed_streams
 
 from jaxft_coordinator import _listener
 from jaxft_coordinator._arguments import Arguments, TokenArguments, exposure_of, problem_of
@@ -11,6 +12,7 @@ from jaxft_coordinator._version import __version__
 
 
 def main() -> None:
+    open_closed_streams()
     if sys.argv[1:2] == ["token"]:
         _print_token(tyro.cli(TokenArguments, prog="jaxft-coordinator token", args=sys.argv[2:]))
         return
