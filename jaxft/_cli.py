@@ -60,11 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
     """Run a command and exit; its expected errors are printed to stderr without a traceback."""
+    from jaxft._launch._checks import LaunchError
+
     try:
         sys.exit(command())
     except JaxftError as error:
         print(f"jaxft: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.status if isinstance(error, LaunchError) else 1)
     except KeyboardInterrupt:
         print("jaxft: interrupted; all processes that it started have been ended", file=sys.stderr)
         sys.exit(INTERRUPTED)

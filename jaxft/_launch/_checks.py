@@ -9,7 +9,9 @@ from jaxft._errors import JaxftError
 
 
 class LaunchError(JaxftError):
-    """The command cannot run here. The message says why, and what to do."""
+    """The command cannot run here. The message says why, and what to do. `status`: what the command ends with."""
+
+    status = 1
 
 
 def check_installed(names: Sequence[str], *, remedy: str) -> None:

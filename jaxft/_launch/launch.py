@@ -18,6 +18,7 @@ from jaxft._health._health import Health
 from jaxft._health._rules import read_rules
 from jaxft._launch._attached import attach
 from jaxft._launch._checks import LaunchError, check_command, check_installed
+from jaxft._launch._claim import claimed
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._deadlines import parse_deadlines, without_phases
 from jaxft._launch._hosts import (
@@ -99,7 +100,7 @@ def run_launch(
         health, rules = (), replace(rules, warm=False, deadlines=without_phases(rules.deadlines))
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
-        folder = _folder(options.folder)
+        folder = _folder(options, stack)
         phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
         output = stack.enter_context(make_output(unblocked(sys.stdout)))
         journal = Journal(folder / EVENTS, output.say)
@@ -256,10 +257,12 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _folder(given: Path | None) -> Path:
-    folder = given or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
+def _folder(options: LaunchOptions, stack: contextlib.ExitStack) -> Path:
+    """Return the folder, which is this launch's until the stack is left."""
+    folder = options.folder or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(claimed(folder, options.names, node=options.node if options.nodes > 1 else None))
         (folder / EVENTS).open("ab").close()
     except OSError as error:
         raise LaunchError(

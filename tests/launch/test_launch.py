@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -404,6 +405,64 @@ def test_what_cannot_run_is_said_before_anything_starts(
         assert running.status() == 1
     assert re.search(re.escape(said), running.text())
     assert not folder.exists()
+
+
+def test_a_second_launch_in_a_folder_is_refused_before_it_changes_anything(folder: Path) -> None:
+    """Their logs and events would be mixed, and the second coordinator would stand by without a word."""
+    lives = ("made:up gate:go exit:0",)
+    with launch(folder, "--no-warm", program=(*FAKE, *lives)) as first:
+        first.until_file("up")
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        command = launch_command(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives))
+        second = patience.run(command, capture_output=True, text=True)
+        after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        (folder / "go").touch()
+        assert first.status() == 0, first.text()
+    assert second.returncode == 75
+    assert second.stdout == ""
+    assert second.stderr == (
+        f"jaxft: Another `jaxft launch` (pid {first.process.pid} on {socket.gethostname()}) runs group-0 in --folder "
+        f"{folder}: name another folder, or end that launch first.\n"
+    )
+    assert after == before
+
+
+def test_a_folder_is_free_again_once_its_launcher_was_killed(folder: Path) -> None:
+    with fakes(folder, lives=("made:up mute",)) as running:
+        running.until_file("up")
+        running.process.kill()
+        running.process.wait()
+        with fakes(folder, lives=("exit:0",)) as again:
+            assert again.status() == 0, again.text()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"),
+    [
+        (("--group", "0"), ("--group", "1"), 0),
+        (("--group", "0"), ("--group", "0"), 75),
+        (("--groups", "2"), ("--group", "1"), 75),
+        (("--group", "1"), ("--groups", "2"), 75),
+    ],
+)
+def test_launches_of_different_groups_may_share_a_folder(
+    folder: Path, first: tuple[str, ...], second: tuple[str, ...], status: int
+) -> None:
+    """As those of a Slurm array. On NFS a lock counts for all hosts."""
+    with fakes(folder, *first, lives=("made:up-{group} gate:go exit:0",)) as running:
+        running.until_file(f"up-group-{'1' if '1' in first else '0'}")
+        with fakes(folder, *second, lives=("exit:0",)) as beside:
+            assert beside.status() == status, beside.text()
+        assert running.process.poll() is None
+
+
+def test_the_nodes_of_a_group_may_share_a_folder(folder: Path) -> None:
+    words = ("--group", "0", "--nodes", "2", "--meet", "localhost:1", "--node")
+    with fakes(folder, *words, "0", lives=("made:up gate:go exit:0",)) as running:
+        running.until_file("up")
+        for node, status in (("1", 0), ("0", 75)):
+            with fakes(folder, *words, node, lives=("exit:0",)) as beside:
+                assert beside.status() == status, beside.text()
 
 
 @pytest.mark.parametrize("made", ["run", "run/events.jsonl/"])
