@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._processes import Processes
@@ -20,6 +20,10 @@ START_TIMEOUT_S = 60.0
 POLL_S = 0.02
 
 
+class StartStopped(Exception):
+    """The coordinator did not listen yet, and was not to be waited for any longer."""
+
+
 class Coordinator:
     """A coordinator's process, and the port on which it listens during the whole job."""
 
@@ -30,11 +34,13 @@ class Coordinator:
         *,
         name: str = "coordinator",
         host: str = LOCAL,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start it, and return once it listens: for other machines too, if `host` is a name that they know.
 
         Raises:
             LaunchError: it ended, or did not listen in time; the message shows its log.
+            StartStopped: `stopped` says so; it is killed.
         """
         self._processes = processes
         self._command = tuple(command)
@@ -42,7 +48,7 @@ class Coordinator:
         self._lives = 1
         self._host = host
         self.child = processes.start(name, [*command, "--bind", self._bind(0)])
-        self.port = self._until_it_listens()
+        self.port = self._until_it_listens(stopped)
 
     @property
     def address(self) -> str:
@@ -72,9 +78,12 @@ class Coordinator:
             )
         return False
 
-    def _until_it_listens(self) -> int:
+    def _until_it_listens(self, stopped: Callable[[], bool]) -> int:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not self.listens():
+            if stopped():
+                self.child.kill()
+                raise StartStopped
             if time.monotonic() >= deadline_s:
                 text = f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s."
                 raise LaunchError(f"{text}\n{self.child.log_tail()}")

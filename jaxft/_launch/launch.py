@@ -19,7 +19,7 @@ from jaxft._health._rules import read_rules
 from jaxft._launch._attached import attach
 from jaxft._launch._checks import LaunchError, check_command, check_installed
 from jaxft._launch._claim import claimed
-from jaxft._launch._coordinator import COORDINATOR, Coordinator
+from jaxft._launch._coordinator import COORDINATOR, Coordinator, StartStopped
 from jaxft._launch._deadlines import parse_deadlines, without_phases
 from jaxft._launch._hosts import (
     check_reachable,
@@ -47,7 +47,7 @@ from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
 from jaxft._launch._ranks import Member, cache_in, dealt
 from jaxft._launch._remote_shell import ALL_DRAINED
-from jaxft._launch._statuses import ERROR
+from jaxft._launch._statuses import AGAIN, ERROR
 from jaxft._launch._supervisor import Rules
 from jaxft._launch._unblocked import unblocked
 
@@ -108,7 +108,12 @@ def run_launch(
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
         own, token = None, ""
         if not address:
-            own, token = _own_coordinator(options, processes, coordinator)
+            try:
+                own, token = _own_coordinator(options, processes, coordinator, lambda: bool(signals))
+            except StartStopped:
+                name = signal.Signals(signals[0]).name
+                output.say(f"got {name} while the coordinator started: no group was started")
+                return 128 + signal.SIGINT if signals[0] == signal.SIGINT else AGAIN
             address = own.address
             if options.http:
                 output.say(f"the page is at http://{options.http}/")
@@ -154,18 +159,19 @@ def attached_status(status: int, *, all_drained: bool) -> int:
 
 
 def _own_coordinator(
-    options: LaunchOptions, processes: Processes, command: Sequence[str]
+    options: LaunchOptions, processes: Processes, command: Sequence[str], stopped: Callable[[], bool]
 ) -> tuple[Coordinator, str]:
-    """Start a coordinator; return it and, if other hosts are to reach it, the job's token."""
+    """Start a coordinator, unless `stopped`; return it and, if other hosts are to reach it, the job's token."""
     folder = processes.folder
     flags = ["--state", str(folder / "coordinator")]
     if options.http:
         flags += ["--http", options.http]
     if not options.hosts:
-        return Coordinator(processes, (*command, *flags)), ""
+        return Coordinator(processes, (*command, *flags), stopped=stopped), ""
     secret = own_secret(folder)
     flags += ["--token-file", str(secret)]
-    coordinator = Coordinator(processes, (*command, *flags), host=own_name(hosts_of(options)))
+    host = own_name(hosts_of(options))
+    coordinator = Coordinator(processes, (*command, *flags), host=host, stopped=stopped)
     return coordinator, job_key(read_secret(secret), options.job).hex()
 
 

@@ -364,6 +364,37 @@ def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) 
     assert (folder / "coordinator" / "log").exists()
 
 
+# Its coordinator hangs before it listens, as on a file server that does not answer.
+HANGS = """
+import sys
+from pathlib import Path
+from jaxft._cli import exit_with_status_of
+from jaxft._launch._options import LaunchOptions
+from jaxft._launch.launch import run_launch
+
+coordinator = ("sh", "-c", 'trap "" TERM; touch "$0"; exec sleep 3600', sys.argv[2])
+exit_with_status_of(
+    lambda: run_launch(LaunchOptions(folder=Path(sys.argv[1])), ["true"], coordinator=coordinator)
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_counts_while_the_coordinator_starts(
+    folder: Path, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    command = [sys.executable, "-c", HANGS, str(folder), str(tmp_path / "up")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        patience.until((tmp_path / "up").exists, "the coordinator's process")
+        process.send_signal(number)
+        said, errors = patience.communicate(process)
+    assert (process.returncode, errors) == (status, "")
+    assert f"got {number.name} while the coordinator started: no group was started" in said
+    assert (folder / "events.jsonl").read_text() == ""
+
+
 def test_a_second_launch_in_a_folder_gives_its_own_coordinator_and_passes_on_its_own_lines(
     folder: Path,
 ) -> None:
