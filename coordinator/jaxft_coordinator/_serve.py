@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 # New objects between two garbage collections. A vote makes a dozen, and rarely a cycle; the default is 700.
 _GARBAGE_THRESHOLD = 50_000
+# Names a file for signs of life, which `jaxft launch` watches.
+_ALIVE_FILE = "JAXFT_ALIVE_FILE"
+_ALIVE_EVERY_S = 1.0
 
 
 def run(arguments: Arguments) -> None:
@@ -38,6 +43,8 @@ def run(arguments: Arguments) -> None:
 
 async def serve(arguments: Arguments) -> None:
     """Serve until SIGTERM or SIGINT, then end the streams and return."""
+    if file := os.environ.get(_ALIVE_FILE):
+        _give_signs(Path(file))
     options = Options(
         min_replicas=arguments.min_replicas,
         join_timeout_s=arguments.join_timeout_ms / 1000,
@@ -63,6 +70,13 @@ async def serve(arguments: Arguments) -> None:
     stopped = asyncio.Event()
     with _set_by_signals(stopped):
         await _serve_until(stopped, server, http, events)
+
+
+def _give_signs(file: Path) -> None:
+    """Touch the file now and again and again, as long as the event loop runs."""
+    with contextlib.suppress(OSError):  # a full disk
+        file.touch()
+    asyncio.get_running_loop().call_later(_ALIVE_EVERY_S, _give_signs, file)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from jaxft._launch._checks import LaunchError
 from jaxft._launch._processes import Processes
@@ -14,6 +15,8 @@ COORDINATOR = (
     *(sys.executable, "-m", "jaxft_coordinator"),
     *("--min-replicas", "1", "--join-timeout-ms", str(JOIN_TIMEOUT_MS)),
 )
+# Names the file that a coordinator touches every second, as long as its event loop runs.
+ALIVE_FILE = "JAXFT_ALIVE_FILE"
 LOCAL = "localhost"
 LISTENS = re.compile(r"\(port (\d+)\)")
 START_TIMEOUT_S = 60.0
@@ -35,8 +38,11 @@ class Coordinator:
         name: str = "coordinator",
         host: str = LOCAL,
         stopped: Callable[[], bool] = lambda: False,
+        alive: Path | None = None,
     ) -> None:
         """Start it, and return once it listens: for other machines too, if `host` is a name that they know.
+
+        `alive`: the file for its signs of life.
 
         Raises:
             LaunchError: it ended, or did not listen in time; the message shows its log.
@@ -47,7 +53,9 @@ class Coordinator:
         self._name = name
         self._lives = 1
         self._host = host
-        self.child = processes.start(name, [*command, "--bind", self._bind(0)])
+        self._alive = alive
+        self._environment = {} if alive is None else {ALIVE_FILE: str(alive)}
+        self.child = processes.start(name, [*command, "--bind", self._bind(0)], environment=self._environment)
         self.port = self._until_it_listens(stopped)
 
     @property
@@ -60,8 +68,18 @@ class Coordinator:
     def start_again(self) -> None:
         """Restart it on its port after it has ended. Does not wait: see `listens`."""
         command = [*self._command, "--bind", self._bind(self.port)]
-        self.child = self._processes.start(f"{self._name}.{self._lives}", command)
+        if self._alive is not None:
+            self._alive.unlink(missing_ok=True)
+        name = f"{self._name}.{self._lives}"
+        self.child = self._processes.start(name, command, environment=self._environment)
         self._lives += 1
+
+    def sign(self) -> int | None:
+        """Return its last sign of life, as the time of its file; None before the first one."""
+        try:
+            return None if self._alive is None else self._alive.stat().st_mtime_ns
+        except OSError:  # someone has removed it
+            return None
 
     def listens(self) -> bool:
         """Whether the current process has reported that it listens.
@@ -70,13 +88,17 @@ class Coordinator:
             LaunchError: it has ended.
         """
         exit_code = self.child.exit_code()
-        if LISTENS.search(self.child.output()):
+        if self.has_listened():
             return True
         if exit_code is not None:
             raise LaunchError(
                 f"The coordinator ended at once, with exit status {exit_code}.\n{self.child.log_tail()}"
             )
         return False
+
+    def has_listened(self) -> bool:
+        """Whether the current process, which may have ended, has reported that it listens."""
+        return LISTENS.search(self.child.output()) is not None
 
     def _until_it_listens(self, stopped: Callable[[], bool]) -> int:
         deadline_s = time.monotonic() + START_TIMEOUT_S

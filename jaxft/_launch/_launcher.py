@@ -1,5 +1,6 @@
 """The loop of a launch: supervises all groups and the coordinator until every group has ended."""
 
+import contextlib
 import math
 import signal
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from jaxft._health._health import Health
 from jaxft._health._watch import Watch
-from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._coordinator import START_TIMEOUT_S, Coordinator
 from jaxft._launch._deadlines import END, Sign
 from jaxft._launch._journal import CoordinatorEnded, CoordinatorStarted, DrainBegan, Journal
 from jaxft._launch._ladder import Ladder
@@ -20,6 +21,7 @@ from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import FIRST_WAIT_S, STEADY_S, doubled_s
 from jaxft._launch._statuses import AGAIN, DONE
 from jaxft._launch._supervisor import Rules, State, Supervisor
+from jaxft._launch._watch_clock import WatchClock
 
 POLL_S = 0.02
 
@@ -35,6 +37,7 @@ class Launcher:
         rules: Rules,
         *,
         coordinator: Coordinator | None,
+        silence_s: float = math.inf,
         journal: Journal,
         output: Output,
         phases: Path,
@@ -50,6 +53,7 @@ class Launcher:
             processes: what starts it.
             rules: when to end and restart a group.
             coordinator: the one of this launch, if it has one.
+            silence_s: for how long it may give no sign of life.
             journal: gets the events.
             output: gets what people should read.
             phases: a folder on this machine.
@@ -58,7 +62,9 @@ class Launcher:
             ladder_of: returns the ladder of a group.
         """
         self._rules = rules
-        self._coordinator = None if coordinator is None else CoordinatorKeeper(coordinator, journal, output)
+        self._coordinator: CoordinatorKeeper | None = None
+        if coordinator is not None:
+            self._coordinator = CoordinatorKeeper(coordinator, journal, output, silence_s=silence_s)
         self._journal = journal
         self._output = output
         self._drain_timeout_s = rules.drain_timeout_s
@@ -210,12 +216,25 @@ class Launcher:
 
 
 class CoordinatorKeeper:
-    """Restarts a coordinator that has ended: after a wait that doubles, unless it has lived for long."""
+    """Restarts a coordinator that has ended: after a wait that doubles, unless it has lived for long.
 
-    def __init__(self, coordinator: Coordinator, journal: Journal, output: Output) -> None:
+    One that is silent for `silence_s` (it is stopped, or hangs) is killed for that: it keeps its port and its store
+    from the next one. It is silent once it gives no further sign of life. A second start that hangs is ended, too.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, journal: Journal, output: Output, *, silence_s: float = math.inf
+    ) -> None:
         self._coordinator = coordinator
         self._journal = journal
         self._output = output
+        self._silence_s = silence_s
+        self._clock = WatchClock()
+        self._killed: Child | None = None
+        self._listens = True
+        self._start_s = 0.0
+        self._sign: int | None = None
+        self._sign_s = 0.0
         self._ended = 0
         self._due_s: float | None = None
         self._began_s = time.monotonic()
@@ -225,7 +244,12 @@ class CoordinatorKeeper:
         """Restart it when that is due. It remembers the job's decisions."""
         child = self._coordinator.child
         status = child.exit_code()
+        now_s = self._clock.look()
         if status is None:
+            if self._killed is not child and (why := self._hangs(now_s)):
+                self._killed = child
+                self._output.say(f"the coordinator (pid {child.pid}) {why}: it is killed")
+                child.kill()
             return
         if self._due_s is None:
             if time.monotonic() - self._began_s >= STEADY_S:
@@ -241,6 +265,20 @@ class CoordinatorKeeper:
         elif time.monotonic() >= self._due_s:
             self._start_again()
 
+    def _hangs(self, now_s: float) -> str:
+        """Return what it does not do; "" if it is as it should be."""
+        if not self._listens:
+            with contextlib.suppress(OSError):  # its log cannot be read now
+                self._listens = self._coordinator.has_listened()
+            if not self._listens and now_s - self._start_s > START_TIMEOUT_S:
+                return f"does not listen after {START_TIMEOUT_S:.0f} s"
+        sign = self._coordinator.sign()
+        if sign is None or sign != self._sign:
+            self._sign, self._sign_s = sign, now_s
+        if (silent_s := now_s - self._sign_s) > self._silence_s:
+            return f"has been silent for {silent_s:.0f} s (a third of --deadlines silence=..., 5 s at least)"
+        return ""
+
     def _start_again(self) -> None:
         try:
             self._coordinator.start_again()
@@ -252,6 +290,7 @@ class CoordinatorKeeper:
             return
         self._due_s = None
         self._began_s = time.monotonic()
+        self._listens, self._start_s = False, self._clock.look()
         self._told()
 
     def _told(self) -> None:

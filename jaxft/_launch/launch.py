@@ -20,7 +20,7 @@ from jaxft._launch._attached import attach
 from jaxft._launch._checks import LaunchError, check_command, check_installed
 from jaxft._launch._claim import claimed
 from jaxft._launch._coordinator import COORDINATOR, Coordinator, StartStopped
-from jaxft._launch._deadlines import parse_deadlines, without_phases
+from jaxft._launch._deadlines import SILENCE, parse_deadlines, without_phases
 from jaxft._launch._hosts import (
     check_reachable,
     check_shell,
@@ -52,6 +52,8 @@ from jaxft._launch._supervisor import Rules
 from jaxft._launch._unblocked import unblocked
 
 EVENTS = "events.jsonl"
+# Of the deadline for silence: groups wait as long for a coordinator, by default, and end together if it stays away.
+COORDINATOR_SILENCE, LEAST_SILENCE_S = 1 / 3, 5.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -75,6 +77,7 @@ def run_launch(
         preload=tuple(words_of(options.preload)),
         drain_timeout_s=options.drain_timeout_s,
     )
+    silence_s = max(LEAST_SILENCE_S, COORDINATOR_SILENCE * rules.deadlines[SILENCE])
     address = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
     if not address and options.group is not None:
         raise LaunchError(
@@ -109,7 +112,7 @@ def run_launch(
         own, token = None, ""
         if not address:
             try:
-                own, token = _own_coordinator(options, processes, coordinator, lambda: bool(signals))
+                own, token = _own_coordinator(options, processes, coordinator, phases, lambda: bool(signals))
             except StartStopped:
                 name = signal.Signals(signals[0]).name
                 output.say(f"got {name} while the coordinator started: no group was started")
@@ -136,6 +139,7 @@ def run_launch(
             processes,
             rules,
             coordinator=own,
+            silence_s=silence_s,
             journal=journal,
             output=output,
             phases=phases,
@@ -159,19 +163,23 @@ def attached_status(status: int, *, all_drained: bool) -> int:
 
 
 def _own_coordinator(
-    options: LaunchOptions, processes: Processes, command: Sequence[str], stopped: Callable[[], bool]
+    options: LaunchOptions,
+    processes: Processes,
+    command: Sequence[str],
+    phases: Path,
+    stopped: Callable[[], bool],
 ) -> tuple[Coordinator, str]:
     """Start a coordinator, unless `stopped`; return it and, if other hosts are to reach it, the job's token."""
-    folder = processes.folder
+    folder, alive = processes.folder, phases / "coordinator.alive"
     flags = ["--state", str(folder / "coordinator")]
     if options.http:
         flags += ["--http", options.http]
     if not options.hosts:
-        return Coordinator(processes, (*command, *flags), stopped=stopped), ""
+        return Coordinator(processes, (*command, *flags), stopped=stopped, alive=alive), ""
     secret = own_secret(folder)
     flags += ["--token-file", str(secret)]
     host = own_name(hosts_of(options))
-    coordinator = Coordinator(processes, (*command, *flags), host=host, stopped=stopped)
+    coordinator = Coordinator(processes, (*command, *flags), host=host, stopped=stopped, alive=alive)
     return coordinator, job_key(read_secret(secret), options.job).hex()
 
 

@@ -1,5 +1,6 @@
 """How long a launcher waits before it restarts its coordinator."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +101,50 @@ def test_a_coordinator_that_cannot_be_started_is_tried_again(
     killed.kill()
     patience.until(lambda: keeper.poll() or coordinator.child is not killed, "it to be started")
     assert list(fails) == []
+
+
+def test_a_coordinator_that_gives_no_sign_any_more_is_killed(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each life has its own first sign: one whose start takes long is not silent."""
+    monkeypatch.setattr(_launcher, "FIRST_WAIT_S", 0.01)
+    alive = tmp_path / "alive"
+    signs = "until test -e {0}.gate; do sleep 0.01; done; while sleep 0.01; do touch {0}; done"
+    command = ("sh", "-c", f"echo '(port 1)'; {signs.format(alive)}")
+    coordinator, told = Coordinator(processes, command, alive=alive), Told()
+    keeper = CoordinatorKeeper(coordinator, told, told, silence_s=1.0)  # pyright: ignore[reportArgumentType]
+    poll_for(keeper, 1.2)
+    assert told.waits_s == []  # it never said that it can tell
+    (tmp_path / "alive.gate").touch()
+    patience.until(lambda: keeper.poll() or alive.exists(), "its first sign")
+    first = coordinator.child
+    (tmp_path / "alive.gate").unlink()
+    first.stop()
+    patience.until(lambda: keeper.poll() or coordinator.child is not first, "the next one")
+    assert first.exit_code() == -9
+    second = coordinator.child
+    poll_for(keeper, 1.2)
+    assert coordinator.child is second
+
+
+def test_a_coordinator_that_hangs_in_its_next_start_is_killed(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_launcher, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(_launcher, "START_TIMEOUT_S", 1.0)
+    coordinator, told = Coordinator(processes, COMMAND), Told()
+    keeper = CoordinatorKeeper(coordinator, told, told)  # pyright: ignore[reportArgumentType]
+    coordinator._command = ("sh", "-c", "exec sleep 3600")
+    first = coordinator.child
+    first.kill()
+    patience.until(lambda: keeper.poll() or coordinator.child is not first, "the next one")
+    second = coordinator.child
+    coordinator._command = COMMAND
+    patience.until(lambda: keeper.poll() or coordinator.child is not second, "the one after that")
+    assert second.exit_code() == -9
+
+
+def poll_for(keeper: CoordinatorKeeper, seconds: float) -> None:
+    """Let a launcher look for so long."""
+    until_s = time.monotonic() + seconds
+    patience.until(lambda: keeper.poll() or time.monotonic() >= until_s, "time to pass")

@@ -364,6 +364,23 @@ def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) 
     assert (folder / "coordinator" / "log").exists()
 
 
+def test_a_coordinator_that_is_stopped_is_replaced(folder: Path) -> None:
+    """It holds its port and its store, and the groups would wait for it until they give up, one and all."""
+    words = ("--no-warm", "--deadlines", "silence=12")
+    with launch(folder, *words, program=(*FAKE, "steps:1 made:up alive")) as running:
+        running.until_file("up")
+        first = running.until("coordinator_started")
+        os.kill(first["pid"], signal.SIGSTOP)
+        second = running.until("coordinator_started", 2)
+        (ended,) = running.events("coordinator_ended")
+        assert (ended["pid"], ended["status"]) == (first["pid"], -9)
+        assert second["address"] == first["address"]
+        log = folder / "coordinator.1.log"
+        patience.until(lambda: "leads as" in log.read_text(), "it to take over", context=log.read_text)
+    said = "has been silent for 5 s (a third of --deadlines silence=..., 5 s at least): it is killed"
+    assert f"the coordinator (pid {first['pid']}) {said}" in running.text()
+
+
 # Its coordinator hangs before it listens, as on a file server that does not answer.
 HANGS = """
 import sys

@@ -175,6 +175,18 @@ def test_a_stopped_group_is_restarted(folder: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_stopped_coordinator_is_replaced_and_no_group_ends(folder: Path) -> None:
+    with training(folder, GROUPS[:2], "--deadlines", "silence=15") as job:
+        job.until_step(3, "group-0", "group-1")
+        os.kill(job.running.until("coordinator_started")["pid"], signal.SIGSTOP)
+        job.running.until("coordinator_started", 2)
+        job.hurry()
+        assert job.running.status() == 0, job.running.text()
+    assert job.running.events("group_restarts") == []
+    assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
+
+
+@pytest.mark.long
 def test_a_group_that_hangs_in_a_phase_says_where_and_is_restarted(folder: Path) -> None:
     """Its input hangs in step 9; the others have gone on when it comes back."""
     folder.mkdir()
