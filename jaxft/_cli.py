@@ -73,6 +73,10 @@ def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
 
 
 def _launch(arguments: list[str]) -> NoReturn:
+    from jaxft._launch._first_process import leave_first_process
+
+    leave_first_process()
+
     from jaxft._launch._options import LaunchOptions
     from jaxft._launch.launch import run_launch
 
@@ -83,6 +87,10 @@ def _launch(arguments: list[str]) -> NoReturn:
 
 
 def _chaos(arguments: list[str]) -> NoReturn:
+    from jaxft._launch._first_process import leave_first_process
+
+    leave_first_process()
+
     from jaxft._chaos.chaos import ChaosOptions, run_chaos
 
     own, program = _split(arguments)
