@@ -24,7 +24,13 @@ def check_installed(names: Sequence[str], *, remedy: str) -> None:
 
 
 def check_command(words: Sequence[str], *, command: str) -> None:
-    """Raise a LaunchError if there is no such program. `command`: ours, such as "jaxft chaos"."""
+    """Raise a LaunchError if there is no such program, or no folder to run it in. `command`: ours: "jaxft chaos"."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise LaunchError(
+            "The current folder does not exist any more. Change to one that does: cd ..."
+        ) from error
     if not words:
         raise LaunchError(missing_program(command))
     if shutil.which(words[0]) is None:

@@ -45,7 +45,7 @@ class Coordinator:
         `alive`: the file for its signs of life.
 
         Raises:
-            LaunchError: it ended, or did not listen in time; the message shows its log.
+            LaunchError: it cannot be started, ended, or did not listen in time; the message shows its log.
             StartStopped: `stopped` says so; it is killed.
         """
         self._processes = processes
@@ -55,7 +55,11 @@ class Coordinator:
         self._host = host
         self._alive = alive
         self._environment = {} if alive is None else {ALIVE_FILE: str(alive)}
-        self.child = processes.start(name, [*command, "--bind", self._bind(0)], environment=self._environment)
+        words = [*command, "--bind", self._bind(0)]
+        try:
+            self.child = processes.start(name, words, environment=self._environment)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"The coordinator cannot be started: {error}.") from error
         self.port = self._until_it_listens(stopped)
 
     @property

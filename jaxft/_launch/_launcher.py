@@ -1,6 +1,5 @@
 """The loop of a launch: supervises all groups and the coordinator until every group has ended."""
 
-import contextlib
 import math
 import signal
 import time
@@ -268,8 +267,10 @@ class CoordinatorKeeper:
     def _hangs(self, now_s: float) -> str:
         """Return what it does not do; "" if it is as it should be."""
         if not self._listens:
-            with contextlib.suppress(OSError):  # its log cannot be read now
+            try:
                 self._listens = self._coordinator.has_listened()
+            except OSError:  # its log cannot be read now, and may say so
+                self._start_s = now_s
             if not self._listens and now_s - self._start_s > START_TIMEOUT_S:
                 return f"does not listen after {START_TIMEOUT_S:.0f} s"
         sign = self._coordinator.sign()

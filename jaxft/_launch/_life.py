@@ -190,6 +190,9 @@ class Life:
 
         Returns:
             whether this is done; the processes that were killed for that; those that run as another user, and go on.
+
+        Raises:
+            OSError: what runs cannot be found out now.
         """
         rest = [pid for one in self.ranks for pid in one.child.rest()]
         if not rest:
@@ -204,8 +207,9 @@ class Life:
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""
         self.note_signs()
-        for one in self.ranks:
-            one.phase_file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # no later life has a file of this name
+            for one in self.ranks:
+                one.phase_file.unlink(missing_ok=True)
 
 
 def fill(command: Sequence[str], member: Member, *, rank: int, folder: Path) -> list[str]:

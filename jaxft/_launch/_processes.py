@@ -101,7 +101,11 @@ class Child:
             self._orders = None
 
     def rest(self) -> list[int]:
-        """Return the processes of its group that still run. Ask soon after its end: the number may be given again."""
+        """Return the processes of its group that still run. Ask soon after its end: the number may be given again.
+
+        Raises:
+            OSError: this cannot be found out now.
+        """
         return _running(self.pid)
 
     def kill_rest(self) -> list[int]:
@@ -290,10 +294,11 @@ class Processes:
             child.wait(0.0 if child.foreign else REAP_TIMEOUT_S)
             child.close()
         deadline_s = time.monotonic() + min(timeout_s, REST_TIMEOUT_S)
-        while any(child.rest() for child in running) and time.monotonic() < deadline_s:
+        while _any_left(running) and time.monotonic() < deadline_s:
             time.sleep(REST_POLL_S)
-        for child in running:
-            child.kill_rest()
+        with contextlib.suppress(OSError):
+            for child in running:
+                child.kill_rest()
 
     def end_warm(self, warm: Sequence[Warm], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End warm processes, and the forks of them that still run."""
@@ -302,12 +307,30 @@ class Processes:
         self.end([self._warm.pop(one) for one in warm], timeout_s=timeout_s)
 
 
+def _any_left(children: Sequence[Child]) -> bool:
+    """Whether what they have started may still run."""
+    try:
+        return any(child.rest() for child in children)
+    except OSError:  # it may be found out later
+        return True
+
+
 def _running(group: int) -> list[int]:
-    """The processes of a process group in our session that run. None where there is no /proc."""
+    """The processes of a process group in our session that run. None where there is no /proc.
+
+    Raises:
+        OSError: this cannot be found out now, as without a free descriptor.
+    """
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:  # none at all, which needs no descriptor to find out
+        return []
+    except PermissionError:  # of another user
+        pass
     session = os.getsid(0)
     found: list[int] = []
     for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             # After its name, which may have spaces and brackets: state, parent, process group, session.
             state, _, its_group, its_session = file.read_text(errors="replace").rpartition(")")[2].split()[:4]
             if (int(its_group), int(its_session)) == (group, session) and state not in "ZX":

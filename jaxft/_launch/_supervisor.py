@@ -316,7 +316,10 @@ class Supervisor:
 
     def _rest_has_ended(self, life: Life) -> bool:
         """Whether nothing runs any more that its processes have started."""
-        has_ended, killed, foreign = life.end_rest()
+        try:
+            has_ended, killed, foreign = life.end_rest()
+        except OSError:  # what runs cannot be found out now: look again, while there is time
+            return self._ends
         if killed:
             pids = ", ".join(map(str, killed))
             self._say(f"killed what the processes of {self.name} had started and left behind (pid {pids})")

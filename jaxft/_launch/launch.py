@@ -104,7 +104,7 @@ def run_launch(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
         folder = _folder(options, stack)
-        phases = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxft-launch-")))
+        phases = _phases(stack)
         output = stack.enter_context(make_output(unblocked(sys.stdout)))
         journal = Journal(folder / EVENTS, output.say)
         stack.callback(journal.close)
@@ -269,6 +269,17 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _phases(stack: contextlib.ExitStack) -> Path:
+    """Return a new folder on this machine, which is removed when the stack is left."""
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix="jaxft-launch-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise LaunchError(
+            f"There is no folder for temporary files: {error}. Set TMPDIR to one on this machine."
+        ) from error
+    return Path(stack.enter_context(temporary))
 
 
 def _folder(options: LaunchOptions, stack: contextlib.ExitStack) -> Path:

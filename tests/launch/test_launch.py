@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, NOWHERE, fakes, is_alive, launch, launch_command
+from tests.launch.launches import FAKE, HERE, NOWHERE, fakes, is_alive, launch, launch_command
 
 pytestmark = pytest.mark.processes
+ABSOLUTE = os.pathsep.join(str(HERE.parents[1] / name) for name in ("", "protocol", "coordinator"))
 
 
 @pytest.fixture
@@ -364,6 +366,38 @@ def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) 
     assert (folder / "coordinator" / "log").exists()
 
 
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit of Linux")
+def test_a_launcher_without_a_free_descriptor_goes_on(folder: Path) -> None:
+    """As on a machine where other programs have used up all: what ends meanwhile is started once there is one."""
+    lives = ("steps:1 made:up-{group} mute",)
+    with launch(
+        folder, "--no-warm", "--groups", "2", "--max-restarts", "1000", program=(*FAKE, *lives)
+    ) as running:
+        for group in ("group-0", "group-1"):
+            running.until_file(f"up-{group}")
+        (victim,), coordinator = running.pids("group-0"), running.until("coordinator_started")["pid"]
+        launcher = running.process.pid
+        soft, hard = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
+        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (3, hard))
+        os.kill(victim, signal.SIGKILL)
+        os.kill(coordinator, signal.SIGKILL)
+        running.until("coordinator_ended")
+        patience.until(
+            lambda: "the coordinator cannot be started: [Errno 24]" in running.text(),
+            "a start that fails",
+            context=running.text,
+        )
+        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (soft, hard))
+        running.until("coordinator_started", 2)
+        assert running.until("group_started", 3)["group"] == "group-0"
+        assert is_alive(running.pids("group-1")[0])
+        # At the end, too.
+        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (3, hard))
+        running.process.terminate()
+        assert running.status() == 75, running.text()
+    assert "Traceback" not in running.text()
+
+
 def test_a_coordinator_that_is_stopped_is_replaced(folder: Path) -> None:
     """It holds its port and its store, and the groups would wait for it until they give up, one and all."""
     words = ("--no-warm", "--deadlines", "silence=12")
@@ -511,6 +545,53 @@ def test_the_nodes_of_a_group_may_share_a_folder(folder: Path) -> None:
         for node, status in (("1", 0), ("0", 75)):
             with fakes(folder, *words, node, lives=("exit:0",)) as beside:
                 assert beside.status() == status, beside.text()
+
+
+def test_a_coordinator_that_cannot_be_started_is_an_error_without_a_traceback(folder: Path) -> None:
+    (folder / "coordinator.log").mkdir(parents=True)
+    with launch(folder, program=("true",)) as running:
+        assert running.status() == 1
+    log = f"{folder}/coordinator.log"
+    assert (
+        f"jaxft: The coordinator cannot be started: [Errno 21] Is a directory: '{log}'.\n" in running.text()
+    )
+    assert "Traceback" not in running.text()
+
+
+@pytest.mark.parametrize("command", ["launch", "chaos"])
+def test_a_current_folder_that_was_removed_is_said(tmp_path: Path, command: str) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    words = [
+        "sh",
+        "-c",
+        'rmdir "$PWD"; exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "jaxft._cli",
+        command,
+        "--",
+        "true",
+    ]
+    ended = patience.run(
+        words, capture_output=True, text=True, cwd=here, env={**os.environ, "PYTHONPATH": ABSOLUTE}
+    )
+    assert ended.returncode == 1
+    assert (
+        ended.stderr == "jaxft: The current folder does not exist any more. Change to one that does: cd ...\n"
+    )
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told_what_to_do(folder: Path) -> None:
+    """As in a container whose file system cannot be written, but for one volume. No file may have a byte here."""
+    limited = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
+    python = (sys.executable, "-c", f"import os, resource, sys; {limited}")
+    command = [*python, *launch_command(folder, *NOWHERE, program=("true",))]
+    ended = patience.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "jaxft: There is no folder for temporary files: " in ended.stderr
+    assert ended.stderr.endswith(". Set TMPDIR to one on this machine.\n")
 
 
 @pytest.mark.parametrize("made", ["run", "run/events.jsonl/"])
