@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
 from jaxft._launch._phase_file import DRAINED, read_word
-from jaxft._launch._processes import REST_TIMEOUT_S, Child, Processes
+from jaxft._launch._processes import REAP_TIMEOUT_S, REST_TIMEOUT_S, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import Ending
 from jaxft._launch._warm import Warm, with_statuses
@@ -81,6 +81,7 @@ class Life:
         self._first_end_s: float | None = None
         self._kill_rest_at_s: float | None = None
         self._rest_leaves_until_s = 0.0
+        self._rest_gone_by_s: float | None = None  # from its kill on
         self.overdue: Overdue | None = None
         self.step = 0
         self.committed = 0  # the steps behind the last one that it took part in, unlike one that it healed to
@@ -186,7 +187,8 @@ class Life:
     def end_rest(self) -> tuple[bool, list[int], list[int]]:
         """Once it is over, end what its processes have started, which may hold devices and ports.
 
-        That has a moment to end by itself, or the time for which `terminate` was called.
+        That has a moment to end by itself, or the time for which `terminate` was called. The kernel may take a moment
+        to end what was killed, such as one that holds the memory of a device.
 
         Returns:
             whether this is done; the processes that were killed for that; those that run as another user, and go on.
@@ -202,7 +204,11 @@ class Life:
         if time.monotonic() < max(self._kill_rest_at_s, self._rest_leaves_until_s):
             return False, [], []
         foreign = [pid for one in self.ranks for pid in one.child.kill_rest()]
-        return True, [pid for pid in rest if pid not in foreign], foreign
+        killed = [pid for pid in rest if pid not in foreign]
+        if self._rest_gone_by_s is None:
+            self._rest_gone_by_s = time.monotonic() + REAP_TIMEOUT_S
+            return not killed, killed, foreign
+        return not killed or time.monotonic() >= self._rest_gone_by_s, [], []
 
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""

@@ -143,11 +143,10 @@ def test_what_a_program_leaves_behind_as_another_user_is_named(tmp_path: Path) -
     program = ("sh", "-c", f"{OTHER} sh -c '{STAYS}' & until grep -q up {{folder}}/*.log; do :; done")
     with launch(tmp_path / "run", program=program) as running:
         assert running.status() == 0, running.text()
-    text = running.text()
-    assert "runs as another user, so this launcher may not kill it" in text
-    pid = int(text.partition("To end it: sudo kill -9 ")[2].split()[0])
-    assert is_alive(pid)
-    end_by_itself(running.pids()[0])
+        text = running.text()
+        assert "runs as another user, so this launcher may not kill it" in text
+        pid = int(text.partition("To end it: sudo kill -9 ")[2].split()[0])
+        assert is_alive(pid)
 
 
 def test_no_fault_is_counted_that_could_not_strike(tmp_path: Path) -> None:
