@@ -1,5 +1,6 @@
 """The shared fate of a group's processes: as soon as one fails, the others are ended."""
 
+import math
 import signal
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ class Fate:
         self.statuses: dict[int, int] = {}  # of processes that ended before we ended the group, by index
         self.failed: int | None = None  # the index of the first that failed
         self.killed = False
+        self.killed_s = math.inf  # when that was, by time.monotonic
         self._children = tuple(children)
         self._kill_at_s: float | None = None
 
@@ -60,7 +62,8 @@ class Fate:
 
     def kill(self) -> None:
         """Send SIGKILL to all that still run."""
-        self.killed = True
+        if not self.killed:
+            self.killed, self.killed_s = True, time.monotonic()
         for child in self._children:
             if child.exit_code() is None:
                 child.kill()

@@ -95,6 +95,8 @@ class Life:
         ]
         if warm is None:
             commands = [with_statuses(one) for one in commands]
+        # What clears temporary folders may have removed it.
+        phases.mkdir(mode=0o700, parents=True, exist_ok=True)
         children = start_ranks(
             member,
             commands,
@@ -111,6 +113,12 @@ class Life:
     def over(self) -> bool:
         """Whether all processes have ended."""
         return self._fate.over
+
+    @property
+    def untold(self) -> bool:
+        """Whether it was killed, and the ends of forks are still to be told by their warm process: that hangs."""
+        forks = any(one.child.warm and one.child.exit_code() is None for one in self.ranks)
+        return forks and time.monotonic() - self._fate.killed_s > REAP_TIMEOUT_S
 
     @property
     def failed(self) -> RankProcess | None:

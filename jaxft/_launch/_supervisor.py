@@ -291,6 +291,12 @@ class Supervisor:
             life.supervise(self._rules.deadlines)
         if life.failed is not None and failed_before is None:
             self._tell_failure(life)
+        if life.untold and self._warm is not None:
+            self._say(
+                f"{self.name} was killed, but its warm process does not tell of its end: that is killed as well"
+            )
+            self._processes.end_warm([self._warm], timeout_s=0.0)
+            self._warm = None
         if foreign := life.foreign:
             self._leave_alone(life, foreign)
         if over and self._rest_has_ended(life):

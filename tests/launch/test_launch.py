@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -188,6 +189,21 @@ def test_a_job_that_was_suspended_as_a_whole_goes_on(folder: Path) -> None:
         until_it_has_looked()
         assert is_alive(pid), running.text()
     assert running.events("rank_overdue") == []
+
+
+def test_a_folder_of_signs_that_was_removed_is_made_again(folder: Path, tmp_path: Path) -> None:
+    """As by what clears temporary folders. A life that tells no phase would be killed after that for `boot`."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    lives = ("steps:1 made:up gate:go kill", "steps:3 exit:0")
+    with fakes(folder, lives=lives, environment={"TMPDIR": str(temporary)}) as running:
+        running.until_file("up")
+        (phases,) = temporary.glob("jaxft-launch-*")
+        shutil.rmtree(phases)
+        (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert [event["step"] for event in running.events("group_ended")][-1] == 3
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_change_of_the_time_of_day_is_not_silence(folder: Path) -> None:

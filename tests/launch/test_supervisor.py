@@ -129,6 +129,31 @@ def test_a_group_that_can_never_be_started_is_given_up(
     assert "can't start new thread" in told.said[0]
 
 
+@pytest.mark.long
+def test_a_warm_process_that_tells_no_end_is_ended_with_its_forks(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped, so the status of the fork that was killed never comes: the group would never be restarted."""
+    monkeypatch.setattr(_life, "REAP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(_restarts, "FIRST_WAIT_S", 0.01)
+    told = Told()
+    script = processes.folder / "train.py"
+    script.write_text("import signal\nsignal.pause()\n")
+    one = supervisor(processes, told, sys.executable, str(script), warm=True)
+    patience.until(lambda: one.poll() or one.lives == 1, "its first life")
+    (warm,) = processes._warm.values()
+    warm.stop()
+    one.strike()
+    patience.until(
+        lambda: one.poll() or one.lives == 2, "its second life", context=lambda: "\n".join(told.said)
+    )
+    assert [entry.ending for entry in told.entries if isinstance(entry, GroupEnded)] == ["killed"]
+    assert warm.exit_code() == -9
+    said = "group-0 was killed, but its warm process does not tell of its end: that is killed as well"
+    assert told.said.count(said) == 1
+    one.kill()
+
+
 # A shell that ends at once on SIGTERM, around a program that does not.
 WRAPPED = ("sh", "-c", '"$@"; exit 3', "wrapper", *FAKE)
 
