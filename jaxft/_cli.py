@@ -4,9 +4,11 @@ Each command is imported when it is asked for, and its options without what it r
 """
 
 import contextlib
+import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TextIO, TypeVar
 
 from jaxft_protocol.standard_streams import open_closed_streams
 
@@ -30,12 +32,27 @@ status    show the jobs of a coordinator, and their groups: jaxft status --help
 drain     let a group finish its step, hand over its place, and end: jaxft drain --help
 doctor    check whether a group could train on this machine: jaxft doctor --help
 """
-INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
+# The exit statuses that a shell reports for Ctrl-C, and for a program that wrote to a pipe without a reader.
+INTERRUPTED, NO_READER = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exit with its status."""
     open_closed_streams()
+    try:
+        _run(arguments)
+    except KeyboardInterrupt:
+        print("jaxft: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        if not _has_no_reader(sys.stdout):
+            raise
+        sys.exit(NO_READER)
+    finally:
+        _has_no_reader(sys.stdout)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     match sys.argv[1:] if arguments is None else list(arguments):
         case ["--version"]:
             print(f"jaxft {__version__}")
@@ -56,6 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if other:
                 print(f"\njaxft: there is no command {other[0]!r}", file=sys.stderr)
             sys.exit(2)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Whether the stream is a pipe without a reader, as after `| head`: what is left to write is then dropped."""
+    with contextlib.suppress(OSError, ValueError):  # it is in memory, as in a test
+        poller = select.poll()
+        poller.register(stream.fileno(), 0)
+        if poller.poll(0):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return True
+    return False
 
 
 def exit_with_status_of(command: Callable[[], int]) -> NoReturn:

@@ -1,6 +1,8 @@
 """The commands where their input or an output is closed (`>&-`), as some process managers start them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +79,39 @@ def test_a_launch_runs_without_any_stream(tmp_path: Path) -> None:
         *("launch_began", "group_started", "group_ended", "launch_ended")
     ]
     assert (folder / "group-0.0.log").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (("--help",), 0),
+        (("launch", "--help"), 0),
+        pytest.param(("doctor",), 141, marks=pytest.mark.long),
+    ],
+)
+def test_a_reader_that_has_enough_is_no_error(words: tuple[str, ...], status: int) -> None:
+    """As `jaxft doctor | head -1`. The status is that of a program that SIGPIPE has ended, unless it was done."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = patience.run([*JAXFT, *words], stdout=theirs, stderr=subprocess.PIPE, text=True, env=buffered)
+    os.close(theirs)
+    assert (ended.returncode, ended.stderr) == (status, "")
+
+
+def test_an_interrupt_while_a_command_is_imported_is_no_error(tmp_path: Path) -> None:
+    """JAX takes seconds."""
+    slow = tmp_path / "jax.py"
+    slow.write_text("import pathlib, time; pathlib.Path('up').touch(); time.sleep(3600)")
+    path = os.pathsep.join([str(tmp_path), *map(os.path.abspath, sys.path)])
+    with subprocess.Popen(
+        [*JAXFT, "doctor"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        patience.until((tmp_path / "up").exists, "the import")
+        process.send_signal(signal.SIGINT)
+        _, errors = patience.communicate(process)
+    assert (process.returncode, errors) == (130, "jaxft: interrupted\n")
