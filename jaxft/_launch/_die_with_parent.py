@@ -6,6 +6,7 @@ jaxft, because it delays every start. It keeps its process id.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,14 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     command = sys.argv[2:]
     bind_to(int(sys.argv[1]))
-    os.execvp(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        advice = "The first line of a script must name a program that is there, and end as on Unix."
+        may_be_script = error.errno in (errno.ENOENT, errno.ENOEXEC)
+        sys.exit(
+            f"jaxft cannot run {command[0]!r}: {error.strerror}. {advice if may_be_script else ''}".rstrip()
+        )
 
 
 def bind_to(parent_pid: int) -> None:

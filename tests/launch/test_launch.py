@@ -599,6 +599,23 @@ def test_a_current_folder_that_was_removed_is_said(tmp_path: Path, command: str)
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [("#!/bin/sh\r\n", "No such file or directory"), ("true\n", "Exec format error")],
+)
+def test_a_script_that_cannot_be_run_says_why(folder: Path, tmp_path: Path, first: str, why: str) -> None:
+    """Such as one with the line ends of Windows: the kernel finds no interpreter of that name."""
+    script = tmp_path / "train"
+    script.write_bytes(first.encode())
+    script.chmod(0o755)
+    with launch(folder, *NOWHERE, "--max-restarts", "0", program=(str(script),)) as running:
+        assert running.status() == 1
+    assert (folder / "group-0.0.log").read_text() == (
+        f"jaxft cannot run {str(script)!r}: {why}. The first line of a script must name a program that is there, and "
+        "end as on Unix.\n"
+    )
+
+
 def test_a_machine_without_a_folder_for_temporary_files_is_told_what_to_do(folder: Path) -> None:
     """As in a container whose file system cannot be written, but for one volume. No file may have a byte here."""
     limited = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
