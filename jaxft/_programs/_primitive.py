@@ -44,14 +44,14 @@ def pmean(tree: T) -> T:
 
     Args:
         tree: a pytree of arrays of any shapes. Those that depend on the batch must be floating point (float16,
-            bfloat16, float32, float64). The half precisions are summed in float32 and rounded once.
+            bfloat16, float32, float64) or complex. The half precisions are summed in float32 and rounded once.
 
     Returns:
         The means, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
-        StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is not
-            floating point; or the step cannot be cut at this pmean: it is outside a step given to
+        StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is
+            neither floating point nor complex; or the step cannot be cut at this pmean: it is outside a step given to
             `jaxft.fault_tolerant`, under `jax.grad`, or inside a control flow primitive, `jax.checkpoint`, a custom
             derivative or `jax.shard_map`.
     """
@@ -79,9 +79,9 @@ def psum(tree: T) -> T:
         >>> params, metrics = step(jnp.ones(3), batch)
 
     Args:
-        tree: a pytree of arrays of any shapes: floating point as in `jaxft.pmean`, or int32, int64 or uint32,
-            which are exact and wrap around. The sum of a leaf that does not depend on the batch is that leaf times
-            the number of shards, so it needs `shards` in `jaxft.fault_tolerant`.
+        tree: a pytree of arrays of any shapes: floating point or complex as in `jaxft.pmean`, or int32, int64 or
+            uint32, which are exact and wrap around. The sum of a leaf that does not depend on the batch is that leaf
+            times the number of shards, so it needs `shards` in `jaxft.fault_tolerant`.
 
     Returns:
         The sums, as a pytree of the same structure, shapes, dtypes and shardings.
@@ -132,13 +132,29 @@ def _mark(tree: T, operation: Operation) -> T:
     if not paths_and_leaves:
         verb = "average" if operation == "mean" else "sum"
         raise StepError(f"jaxft.p{operation} was given an empty pytree: there is nothing to {verb}.")
-    for path, leaf in paths_and_leaves:
-        _check_leaf(jax.tree_util.keystr(path), leaf, operation)
-    paths = tuple(path_names(path) for path, _ in paths_and_leaves)
-    labels = tuple(jax.tree_util.keystr(path) for path, _ in paths_and_leaves)
-    leaves = (leaf for _, leaf in paths_and_leaves)
-    results = pmean_p.bind(*leaves, operation=operation, paths=paths, labels=labels)
-    return jax.tree.unflatten(treedef, results)
+    parts = [part for path, leaf in paths_and_leaves for part in _parts(path, leaf, operation)]
+    leaves, paths, labels = zip(*parts, strict=True)
+    results = iter(pmean_p.bind(*leaves, operation=operation, paths=paths, labels=labels))
+    joined = [
+        jax.lax.complex(next(results), next(results)) if _is_complex(leaf) else next(results)
+        for _, leaf in paths_and_leaves
+    ]
+    return jax.tree.unflatten(treedef, joined)
+
+
+def _parts(path: tuple[Any, ...], leaf: Any, operation: Operation) -> list[tuple[Any, Path, str]]:
+    """What is exchanged for a leaf, with the path and the label of each: of a complex one, its two parts."""
+    label, names = jax.tree_util.keystr(path), path_names(path)
+    found = [(leaf, names, label)]
+    if _is_complex(leaf):
+        found = [(jnp.real(leaf), names, f"{label}.real"), (jnp.imag(leaf), names, f"{label}.imag")]
+    for part, _, name in found:
+        _check_leaf(name, part, operation)
+    return found
+
+
+def _is_complex(leaf: Any) -> bool:
+    return isinstance(leaf, complex) or jnp.issubdtype(getattr(leaf, "dtype", float), jnp.complexfloating)
 
 
 def path_names(path: Sequence[Any]) -> Path:
@@ -151,7 +167,9 @@ def check_dtype(dtype: Any, operation: Operation, label: str, line: str = "") ->
     name = getattr(dtype, "name", str(dtype))
     if name in DTYPES[operation]:
         return
-    if operation == "mean":
+    if name.startswith("complex"):  # of a collective over a named axis
+        rule = f"Write jaxft.p{operation} in place of lax.p{operation}: it takes complex arrays"
+    elif operation == "mean":
         rule = "Only floating point arrays have a mean: convert the leaf (`x.astype(jnp.float32)`)"
     else:
         rule = f"It sums {', '.join(DTYPES[operation])}: convert the leaf (`x.astype(jnp.int32)`)"

@@ -169,6 +169,13 @@ def test_other_collectives(function: Any, name: str) -> None:
     )
 
 
+def test_a_complex_mean_names_the_function_that_takes_it() -> None:
+    refused(
+        lambda state, x: lax.pmean(lax.complex(x, x), "batch"),
+        r"leaf of type complex64 .*test_axis\.py.* Write jaxft\.pmean in place of lax\.pmean: it takes complex",
+    )
+
+
 def test_parts_of_the_axis_and_two_axes_at_once() -> None:
     groups = [[0, 1], [2, 3]]
     refused(lambda state, x: lax.psum(x, "batch", axis_index_groups=groups), "or over parts of it")

@@ -7,6 +7,7 @@ import pytest
 
 import jaxft
 from jaxft._errors import StepError
+from jaxft._programs._build import cut_programs
 from jaxft._step import Step
 
 
@@ -34,7 +35,6 @@ def step_of(function: Any) -> Step:
     [
         (lambda x: x.astype(jnp.int32), "int32"),
         (lambda x: x > 0, "bool"),
-        (lambda x: x.astype(jnp.complex64), "complex64"),
         (lambda x: jax.random.key(x[0].astype(jnp.int32)), "key<fry>"),
     ],
 )
@@ -43,6 +43,26 @@ def test_only_floats_of_the_batch_have_a_mean(convert: Any, name: str) -> None:
     expected = rf"leaf of type {name} at \['stats'\]\[1\] \(.*test_primitive\.py:\d+ .*convert the leaf"
     with pytest.raises(StepError, match=expected):
         step(jnp.ones(3), np.ones(3, np.float32))
+
+
+def test_complex_numbers_are_averaged_and_summed_in_two_parts() -> None:
+    """The parameters of spectral and state space models: their imaginary parts must not get lost."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        waves = {"w": jax.lax.complex(2 * batch, -batch), "same": state["w"], "rate": 1j}
+        mean, total = jaxft.pmean(waves), jaxft.psum(waves["w"])
+        return {"w": state["w"] + mean["w"]}, {"total": total, "same": mean["same"], "rate": mean["rate"]}
+
+    begin = jnp.full(3, 1 + 1j, jnp.complex64)
+    programs = cut_programs(train_step, {"w": begin}, np.ones(3, np.float32))
+    paths = [spec.path for spec in programs.contribution]
+    assert paths == ["pmean#0['w'].real", "pmean#0['w'].imag", "psum#1.real", "psum#1.imag"]
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    state, metrics = step({"w": begin}, lambda step, shard: np.full(3, shard, np.float32))
+    np.testing.assert_array_equal(state["w"], np.full(3, 2 + 0.5j))
+    np.testing.assert_array_equal(metrics["total"], np.full(3, 2 - 1j))
+    np.testing.assert_array_equal(metrics["same"], np.full(3, 1 + 1j))
+    assert metrics["rate"] == 1j
 
 
 def test_the_mean_of_what_does_not_depend_on_the_batch_is_that() -> None:
@@ -113,7 +133,7 @@ def test_psum_names_itself() -> None:
         jax.grad(lambda x: total(x).sum())(jnp.ones(3))
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(bool, "bool"), (np.int8, "int8"), (np.complex64, "complex64")])
+@pytest.mark.parametrize(("dtype", "name"), [(bool, "bool"), (np.int8, "int8")])
 def test_what_has_no_sum(dtype: type, name: str) -> None:
     with pytest.raises(
         StepError, match=rf"psum .* type {name} at \['n'\]. It sums .*int32, .*convert the leaf"
