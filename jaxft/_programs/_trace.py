@@ -108,7 +108,12 @@ def _unbound_axis(error: NameError) -> StepError | None:
 def _pair(result: Any) -> tuple[Any, Any]:
     if isinstance(result, tuple) and len(result) == 2:
         return result
-    what = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    if isinstance(result, tuple):
+        what = f"a tuple of {len(result)}"
+    elif isinstance(result, jax.Array):  # a tracer, whose class says nothing to the user
+        what = f"one array, {jax.typeof(result).str_short()}"
+    else:
+        what = f"a {type(result).__name__}"
     raise StepError(
         f"The train step returned {what}, but it must return a pair: `return new_state, metrics`, where metrics can "
         "be any pytree, such as {}."

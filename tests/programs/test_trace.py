@@ -31,6 +31,7 @@ def refused(new_state: Any, match: str) -> None:
         (lambda state, mean: (state, mean, mean), "returned a tuple of 3, but it must return a pair"),
         (lambda state, mean: [state, mean], "returned a list"),
         (lambda state, mean: None, "returned a NoneType"),
+        (lambda state, mean: mean, r"returned one array, float32\[3\], but it must return a pair"),
     ],
 )
 def test_not_a_pair(result: Any, match: str) -> None:
