@@ -15,6 +15,7 @@ import numpy as np
 from jaxft._arrays._digest import digest
 from jaxft._arrays._pieces import Spread
 from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import refuse_iterator, refuse_others
 
 # Of so many batches one is computed twice: at most a thousandth of the time that batches take.
 EVERY = 1000
@@ -37,6 +38,7 @@ class PureCheck:
     def _ask(self, batch_for: Callable[[int, int], Any], step: int, shard: int) -> Any:
         batch = batch_for(step, shard)
         if self._asked % EVERY == 0:
+            refuse_iterator(batch)  # of a function with `yield`, which JAX will not take as a leaf
             _compare(batch, batch_for(step, shard), f"step {step} and shard {shard}")
         self._asked += 1
         return batch
@@ -55,7 +57,12 @@ def _compare(batch: Any, again: Any, of: str) -> None:
 
 
 def difference(batch: Any, again: Any) -> str:
-    """Say where two batches differ; "" if they have the same bits."""
+    """Say where two batches differ; "" if they have the same bits.
+
+    Raises:
+        ConfigurationError: a leaf is not an array or a number.
+    """
+    refuse_others("batch", batch)
     leaves, tree = jax.tree_util.tree_flatten_with_path(batch)
     others, other_tree = jax.tree.flatten(again)
     if tree != other_tree:

@@ -23,7 +23,7 @@ from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._buckets import Bucket, divided
-from jaxft._programs._checks import refuse_disabled_jit
+from jaxft._programs._checks import refuse_disabled_jit, refuse_others
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import Executables, Program, Spec
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
@@ -355,9 +355,14 @@ class Programs:
 
         Raises:
             OtherTypes: state or batch are of other types.
+            ConfigurationError: a leaf of the batch is not an array or a number.
         """
         leaves, tree = jax.tree.flatten(batch)
-        key = batch_key(leaves, tree)
+        try:
+            key = batch_key(leaves, tree)
+        except TypeError:
+            refuse_others("batch", batch)
+            raise
         if key != self.batch_key:
             return self._sibling(key, state, batch).compute(state, batch, shard)
         try:

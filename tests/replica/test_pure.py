@@ -53,6 +53,44 @@ def test_other_shapes_and_structures_are_named() -> None:
         run(lambda step, shard: [np.zeros(2, np.float32)] * (1 + next(kinds)))
 
 
+@pytest.mark.parametrize(
+    ("make", "leaf"),
+    [
+        (
+            lambda step, shard: {"x": np.zeros(2, np.float32), "text": f"{step}, {shard}"},
+            r"leaf \['text'\] of the",
+        ),
+        (lambda step, shard: object(), r"batch is <object object"),
+    ],
+)
+def test_what_is_made_anew_and_is_no_array_is_refused_as_such(make: Any, leaf: str) -> None:
+    expected = rf"^The {leaf}.*, and not an array of numbers\. A batch is a pytree of arrays and numbers"
+    with pytest.raises(ConfigurationError, match=expected):
+        run(make)
+
+    def later(step: int, shard: int) -> Any:
+        return make(step, shard) if step == 2 else np.zeros(2, np.float32)
+
+    with pytest.raises(ConfigurationError, match=expected):
+        run(later, 3)
+
+
+def test_a_batch_function_that_yields_is_refused() -> None:
+    def batch_for(step: int, shard: int) -> Any:
+        yield np.zeros(2, np.float32)
+
+    with pytest.raises(
+        ConfigurationError, match=r"a generator\. .* a pure function `batch\(step, shard\)` that ret"
+    ):
+        run(batch_for)
+
+
+def test_a_stream_of_what_is_no_array_is_refused_as_such() -> None:
+    batches = jaxft.data.from_iterator(lambda shard: ({"image": object()} for _ in range(3)), 2)
+    with pytest.raises(ConfigurationError, match=r"^The leaf \['image'\] of the batch .*convert the leaf"):
+        run(batches)
+
+
 def test_what_turns_impure_later_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pure, "EVERY", 10)
     late = itertools.count()
