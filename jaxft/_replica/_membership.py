@@ -5,6 +5,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import os
 import secrets
 import threading
 import time
@@ -72,13 +73,14 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     """Connect this process with the others of its group, if `jax.distributed` has made them one.
 
     Raises:
-        ConfigurationError: the token or TLS cannot be used, or the ranks have different numbers of devices.
+        ConfigurationError: the token or TLS cannot be used, the ranks have different numbers of devices, or
+            `jax.distributed` is not initialised in a rank of several.
         CoordinatorUnreachable: this machine has found no route to it within the failure timeout.
     """
     credentials = Credentials.read(config.token, config.tls)
     if credentials.key is not None:
         importlib.import_module(_MACS)  # now, not in the first exchange
-    rank, size = _rank_and_size()
+    rank, size = _rank_and_size(config.group)
     if size > 1:
         check_devices([device.process_index for device in jax.devices()])
     if rank:
@@ -117,8 +119,16 @@ def silence_s(failure_timeout_s: float) -> float:
     return max(2.0, failure_timeout_s / 6)
 
 
-def _rank_and_size() -> tuple[int, int]:
+def _rank_and_size(group: str) -> tuple[int, int]:
     if not jax.distributed.is_initialized():
+        started = int(os.environ.get("JAXFT_NPROC", "1"))
+        if started > 1 and os.environ.get("JAXFT_GROUP") == group:
+            raise ConfigurationError(
+                f"`jaxft launch` has started {started} processes as group {group!r}, but jax.distributed is not "
+                "initialised in this one, so that each would join as the whole group. Call this before anything "
+                'else of JAX: `jax.distributed.initialize(num_processes=int(os.environ["JAXFT_NPROC"]), '
+                'process_id=int(os.environ["JAXFT_RANK"]))`. Or leave out --nproc: one process can use all devices.'
+            )
         return 0, 1
     return jax.process_index(), jax.process_count()
 

@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+import jaxft
+from jaxft._errors import ConfigurationError
 from jaxft._replica import _membership
 from jaxft._replica._config import GroupConfig
 from tests import patience
@@ -40,3 +42,21 @@ def test_another_error_is_one_of_the_program() -> None:
         _membership._met_in_time(CONFIG),  # pyright: ignore[reportPrivateUsage]
     ):
         raise ValueError("something else")
+
+
+def test_a_rank_that_has_not_met_the_others_is_refused_before_it_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank would join as the group, and evict the one before it."""
+    monkeypatch.setenv("JAXFT_NPROC", "2")
+    monkeypatch.setenv("JAXFT_GROUP", "a")
+    manager = jaxft.Manager("localhost:1", group="a")
+    with (
+        pytest.raises(
+            ConfigurationError, match=r"started 2 processes as group 'a'.*distributed\.initialize\(num_"
+        ),
+        manager,
+    ):
+        pass
+    # The ranks may also be groups of their own names.
+    assert _membership._rank_and_size("a-rank-1") == (0, 1)  # pyright: ignore[reportPrivateUsage]
