@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 from jaxft_protocol.messages import Step
+from jaxft_protocol.names import ENDED, natural_key
 from jaxft_protocol.replica.state import (
     Apply,
     Attempt,
@@ -92,6 +93,7 @@ class Runner:
         self._raising = Raising(config, report, alone=ranks.size == 1)
         self._writer = Writer(config.group)
         self._unreturned: Sequence[jax.Array] | None = None
+        self._told_of_ended = False
         self._report: StepReport | None = None
         self.loop = LoopWatch()
         self.observers = Observers()
@@ -273,6 +275,21 @@ class Runner:
             self._attempts.apply(call, step, record)
             self._saving.save_if_due(call.programs, record.members)
         record.apply_s = time.perf_counter() - began_s
+        self._warn_of_ended(record, step)
+
+    def _warn_of_ended(self, record: Record, step: int) -> None:
+        """Warn, once, that another group's loop has ended before this step, which is another end of the run."""
+        ended = sorted((name for name, why in record.left if why == ENDED), key=natural_key)
+        if not ended or self._told_of_ended or self._ranks.rank:
+            return
+        self._told_of_ended = True
+        _log.warning(
+            "[jaxft %s] the loop of %s has ended at step %d, and that of this group goes on: they will hold other "
+            "states. Let all loops end at the same step: give manager.steps the same total, and let a loop that ends "
+            "early decide by the state alone, so that it also holds, say, the number of epochs without progress: a "
+            "group that was restarted does not have the variables of the others",
+            *(self._config.group, ", ".join(ended), step),
+        )
 
     def _replayed(self, directive: Replay, call: Call, record: Record) -> bool:
         """Replay a step; return whether the call ends with it."""

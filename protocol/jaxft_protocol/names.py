@@ -3,8 +3,10 @@
 import functools
 import re
 
-# Why a group is missing that has said so: its loop ended, or it was preempted. Any other reason is a failure.
+# Why a group is missing that has said so: an exception ended its loop. Any other reason is a failure.
 LEFT = "it left"
+# ... or its loop ended at a step that is the last of its run: others should have no more steps, either.
+ENDED = "its loop ended"
 # ... or it was drained: it left at a step boundary, and another group has its place or its shards.
 DRAINED = "it was drained"
 
@@ -35,4 +37,6 @@ def gone_text(name: str, reason: str) -> str:
     """Say that a group is no longer a member. One that left on purpose is not lost."""
     if reason == DRAINED:
         return f"{name} was drained"
+    if reason == ENDED:
+        return f"{name} has ended its loop"
     return f"{name} left" if reason == LEFT else f"lost {name} ({reason})"

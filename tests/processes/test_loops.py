@@ -62,6 +62,19 @@ def test_a_group_that_would_train_on_after_the_end_is_told_that_the_job_is_over(
         assert late.says("restore with changed={'job'}")
 
 
+def test_groups_whose_loops_end_at_different_steps_are_told(tmp_path: Path) -> None:
+    """As with early stopping by a counter of the program, which a restarted group does not have."""
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        first, second = started(here, {"group-0": (), "group-1": ("--steps", "7")}).values()
+        here.until_finished(first, second)
+        assert first.digest != second.digest
+        assert first.says("the loop of group-1 has ended at step 7, and that of this group goes on")
+        assert first.log().count("they will hold other states") == 1
+        assert first.says("decide by the state alone")
+        assert not second.says("they will hold other states")
+
+
 @pytest.mark.parametrize("look", [0, 2])
 def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:

@@ -53,6 +53,7 @@ def test_a_group_that_has_finished_is_not_lost_and_no_step_is_done_again(
     assert ended == {"group-0": TOTAL, "group-1": TOTAL}
     line = next(line for line in caplog.text.splitlines() if "group-0] quorum 1 -> 2" in line)
     # "from" if the new quorum came while the last step was still being applied.
-    then = line.partition("quorum 1 -> 2: group-1 left; now group-0; ")[2]
+    then = line.partition("quorum 1 -> 2: group-1 has ended its loop; now group-0; ")[2]
     assert then in (f"goes on with step {TOTAL}", f"from step {TOTAL}")
+    assert "goes on: they will hold other states" not in caplog.text
     assert "Event loop is closed" not in caplog.text + capfd.readouterr().err

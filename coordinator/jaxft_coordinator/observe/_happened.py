@@ -19,7 +19,7 @@ from jaxft_protocol.messages import (
     NewQuorum,
     Refused,
 )
-from jaxft_protocol.names import DRAINED, LEFT
+from jaxft_protocol.names import DRAINED, ENDED, LEFT
 
 # A quorum may have a thousand members: an event lists at most so many names.
 MAX_LISTED = 50
@@ -83,7 +83,9 @@ def _of_the_job(before: Job | None, after: Job) -> Iterator[Happened]:
 def _ending(job: Job, quorum: NewQuorum) -> bool:
     """Return whether a quorum is new only because groups that have finished leave one after the other."""
     finished_here = job.frontier is not None and job.ended == job.frontier.step
-    return finished_here and bool(quorum.left) and all(change.reason == LEFT for change in quorum.left)
+    return (
+        finished_here and bool(quorum.left) and all(change.reason in (ENDED, LEFT) for change in quorum.left)
+    )
 
 
 def _quorum(quorum: NewQuorum) -> Happened:

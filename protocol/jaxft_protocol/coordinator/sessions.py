@@ -35,7 +35,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_protocol.names import LEFT, shards_text
+from jaxft_protocol.names import ENDED, LEFT, shards_text
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
@@ -210,7 +210,7 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
         return
     left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING, draining=False)
     if group.phase is GroupPhase.MEMBER:
-        draft.note_left(left.name, LEFT)
+        draft.note_left(left.name, ENDED if message.finished else LEFT)
     if message.finished and group.phase is GroupPhase.MEMBER:
         _end(draft, group)
     last = not draft.select(quorums.is_member)

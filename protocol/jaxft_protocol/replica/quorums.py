@@ -1,7 +1,7 @@
 """Quorums, votes and commits."""
 
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step, Vote
-from jaxft_protocol.names import LEFT, done_again, gone_text
+from jaxft_protocol.names import ENDED, LEFT, done_again, gone_text
 from jaxft_protocol.replica import sessions
 from jaxft_protocol.replica.draft import Draft
 from jaxft_protocol.replica.state import Phase
@@ -77,7 +77,7 @@ def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:
     what = "; ".join(text for text in (left, f"joined {joined}" if joined else "") if text)
     names = ", ".join(member.group for member in quorum.members)
     # At the end of a run, groups leave one after the other, and nothing failed.
-    ending = bool(quorum.left) and all(change.reason == LEFT for change in quorum.left)
+    ending = bool(quorum.left) and all(change.reason in (ENDED, LEFT) for change in quorum.left)
     again = "goes on with" if ending else "retries"
     then = f"{again} step {quorum.step}" if retried else f"from step {quorum.step}"
     return f"quorum {before} -> {quorum.quorum_id}: {what or 'shards reassigned'}; now {names}; {then}"

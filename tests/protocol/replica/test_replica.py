@@ -38,6 +38,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
+from jaxft_protocol.names import ENDED, LEFT
 from jaxft_protocol.replica import machine, sessions
 from jaxft_protocol.replica.state import (
     Applied,
@@ -346,9 +347,11 @@ def test_a_new_quorum_for_the_step_is_another_attempt():
 
 
 def test_at_the_end_of_a_run_no_group_is_lost_and_nothing_is_retried():
-    left = Change(GroupName("b"), "it left")
-    group = working().hear(quorum(2, 0, "a", left=[left]))
-    assert group.notes == ["quorum 1 -> 2: b left; now a; goes on with step 0"]
+    for reason, text in ((LEFT, "left"), (ENDED, "has ended its loop")):
+        left = Change(GroupName("b"), reason)
+        group = working().hear(quorum(2, 0, "a", left=[left]))
+        assert group.notes == [f"quorum 1 -> 2: b {text}; now a; goes on with step 0"]
+    left = Change(GroupName("b"), LEFT)
     both = [left, Change(GroupName("c"), "its connection closed")]
     group = working().hear(quorum(2, 0, "a", left=both))
     assert group.notes == ["quorum 1 -> 2: b left; lost c (its connection closed); now a; retries step 0"]
