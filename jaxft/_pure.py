@@ -16,6 +16,7 @@ from jaxft._arrays._digest import digest
 from jaxft._arrays._pieces import Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import refuse_iterator, refuse_others
+from jaxft._programs._structure import first_difference
 
 # Of so many batches one is computed twice: at most a thousandth of the time that batches take.
 EVERY = 1000
@@ -66,7 +67,7 @@ def difference(batch: Any, again: Any) -> str:
     leaves, tree = jax.tree_util.tree_flatten_with_path(batch)
     others, other_tree = jax.tree.flatten(again)
     if tree != other_tree:
-        return f"the second batch has another structure: {other_tree} is not {tree}"
+        return f"the second batch has another structure: {first_difference(tree, again)}"
     for (path, leaf), other in zip(leaves, others, strict=True):
         if leaf is other or _digest(leaf) == _digest(other):
             continue

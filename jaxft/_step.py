@@ -288,8 +288,9 @@ class Step:
         if engine.loop.repeats_edit():
             return self._whole(programs, held)
         before = programs.unflatten(self._leaves(programs, self._static_leaves.without(state)))
+        tree = jax.tree.structure(before)
         after = self._static_leaves.without(function(self._static_leaves.whole(before)))
-        engine.edit(edited(before, after, held))
+        engine.edit(edited(tree, after, held))
         engine.loop.edited()
         assert engine.handed is not None
         return self._whole(programs, engine.handed)

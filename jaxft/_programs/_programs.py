@@ -29,6 +29,7 @@ from jaxft._programs._compile import Executables, Program, Spec
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Picker, picker
+from jaxft._programs._structure import first_difference
 from jaxft._programs._trace import Traced
 
 _log = logging.getLogger("jaxft")
@@ -324,20 +325,23 @@ class Programs:
         leaves, tree = jax.tree.flatten(state)
         if tree != self.traced.state_tree:
             raise OtherTypes(
-                f"The state has another structure than the one that this step was compiled for: {tree} is not "
-                f"{self.traced.state_tree}.{self._unpack(state)}"
+                "The state has another structure than the one that this step was compiled for: "
+                f"{first_difference(self.traced.state_tree, state)}.{self._remedy(state)}"
             )
         return own(leaves, state)
 
-    def _unpack(self, given: Any) -> str:
-        """What to write if the step was given its whole result in the place of the state."""
+    def _remedy(self, given: Any) -> str:
+        """What to do about a state of another structure."""
         if (
             isinstance(given, tuple)
             and len(given) == 2
             and jax.tree.structure(given[0]) == self.traced.state_tree
         ):
             return " It is the whole result of the step: write `state, metrics = step(state, batch)`."
-        return ""
+        return (
+            " Between two calls a state must keep its containers and settings: a module that was set to evaluate "
+            "(`model.eval()`) is set back before the next step (`model.train()`)."
+        )
 
     def unflatten(self, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves."""

@@ -14,6 +14,7 @@ from jaxft._programs._checks import other
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import labels
 from jaxft._programs._primitive import Path, path_names
+from jaxft._programs._structure import first_difference
 
 Spec = jax.ShapeDtypeStruct
 KeyPath: TypeAlias = tuple[Any, ...]
@@ -68,7 +69,7 @@ def trace_step(
         new_leaves, new_tree = jax.tree.flatten(new_state)
         if new_tree != state_tree:
             had = list(map(jax.tree_util.keystr, paths))
-            raise StepError(_other_structure((state_tree, had), (new_tree, labels(new_state))))
+            raise StepError(_other_structure(had, state_tree, new_state))
         _check_arrays(new_state, metrics)
         metric_leaves, metrics_tree = jax.tree.flatten(metrics)
         seen.append(_Seen(metrics_tree, paths, batch_labels))
@@ -128,17 +129,17 @@ def _check_arrays(new_state: Any, metrics: Any) -> None:
         )
 
 
-def _other_structure(before: tuple[PyTreeDef, list[str]], after: tuple[PyTreeDef, list[str]]) -> str:
-    (old, had), (new, has) = before, after
+def _other_structure(had: list[str], before: PyTreeDef, new_state: Any) -> str:
+    has = labels(new_state)
     missing = [path or "the state itself" for path in had if path not in has]
     extra = [path or "the state itself" for path in has if path not in had]
     parts = [
         f"{what}: {', '.join(paths[:5])}" for what, paths in (("missing", missing), ("new", extra)) if paths
     ]
-    difference = "; ".join(parts) or f"the same leaves in different containers: {old} became {new}"
+    difference = "; ".join(parts) or first_difference(before, new_state)
     return (
         f"The train step returned a state with a different structure than it was given ({difference}). The new "
-        "state must have the same containers and leaves as the old one."
+        "state must have the same containers, settings and leaves as the old one."
     )
 
 

@@ -14,7 +14,9 @@ import numpy as np
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._placement import place
 from jaxft._errors import ConfigurationError
+from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._leaves import labels, refuse_tracers
+from jaxft._programs._structure import first_difference
 
 
 def same_state(
@@ -43,13 +45,13 @@ def same_state(
     return held
 
 
-def edited(before: Any, after: Any, held: Sequence[jax.Array]) -> dict[int, jax.Array]:
+def edited(before: PyTreeDef, after: Any, held: Sequence[jax.Array]) -> dict[int, jax.Array]:
     """The leaves that differ between two states, placed like the held ones, by number.
 
     Args:
-        before: the state that was given to the user's function.
+        before: the structure of the state that was given to the user's function, which may change it in place.
         after: what it returned.
-        held: the leaves of `before`.
+        held: the leaves of that state.
 
     Raises:
         ConfigurationError: they differ in structure, shapes or dtypes, or the function has consumed its argument.
@@ -60,14 +62,15 @@ def edited(before: Any, after: Any, held: Sequence[jax.Array]) -> dict[int, jax.
             "groups may still fetch it: jit it without donate_argnums. This group has to be started again."
         )
     leaves, tree = jax.tree.flatten(after)
-    if tree != jax.tree.structure(before):
+    if tree != before:
         raise ConfigurationError(
             "The function of an edit returned a state with another structure than it was given: "
-            f"{tree} instead of {jax.tree.structure(before)}. Return a state with the same containers and leaves."
+            f"{first_difference(before, after)}. Return a state with the same containers, "
+            "settings and leaves."
         )
     refuse_tracers(leaves)
     return {
-        index: _like(leaf, mine, before, index)
+        index: _like(leaf, mine, after, index)
         for index, (leaf, mine) in enumerate(zip(leaves, held, strict=True))
         if leaf is not mine
     }

@@ -254,6 +254,8 @@ def test_ctrl_c_once_the_state_is_consumed_goes_on_with_the_new_one(
         (lambda state: {**state, "w": jnp.zeros(3, jnp.int32)}, r"leaf \['w'\] a int32\[3\]"),
         (lambda state: {**state, "rate": 1}, r"leaf \['rate'\] a int32\[\]"),
         (lambda state: {"w": state["w"]}, "another structure than it was given"),
+        (lambda state: state.update(new=state["w"]) or state, r"was given: the keys \[.*\] became \["),
+        (lambda state: state.update(w=[state["w"]]) or state, r"at \['w'\], a leaf became a list"),
     ],
 )
 def test_an_edit_keeps_types_and_structure(manager: jaxft.Manager | None, function: Any, text: str) -> None:
