@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from jaxft._numbers import whole
+from jaxft.data._contexts import JaxContext
 from jaxft.data._streams import Streams
 
 _log = logging.getLogger("jaxft")
@@ -20,7 +21,8 @@ class Prefetch:
 
     Once a shard of a step was asked for, the same shard of the next steps is computed while the step runs. What is
     asked for otherwise, such as the shard of a lost group, is computed at once. An exception of `batch_for` is raised
-    in the step that asks for that batch, and nowhere if none does.
+    in the step that asks for that batch, and nowhere if none does. What the loop has set with a `with` statement,
+    such as `jax.set_mesh(mesh)`, `jax.enable_x64(True)` and context variables, is also set in the threads.
 
     Example:
         >>> import numpy as np
@@ -45,7 +47,7 @@ class Prefetch:
         # The batches are not kept here: a function that is not pure must show when it is asked again (`_pure`).
         if isinstance(batch_for, Streams):
             batch_for.read_ahead(self._ahead)
-        self._futures: dict[tuple[int, int], Future[Any]] = {}
+        self._futures: dict[tuple[int, int], tuple[JaxContext, Future[Any]]] = {}
         self._lock = threading.Lock()
         self._workers = ThreadPoolExecutor(workers, thread_name_prefix="jaxft-data")
 
@@ -56,11 +58,12 @@ class Prefetch:
 
     def __call__(self, step: int, shard: int) -> Any:
         """Return the batch of a shard of a step, and begin to compute the next ones."""
+        jax_context = JaxContext.of_this_thread()
         with self._lock:
-            known = self._futures.pop((step, shard), None)
+            made_in, known = self._futures.pop((step, shard), (jax_context, None))
             self._forget_before(step)
         # A worker that has not begun yet would make this wait for what it does before.
-        if known is None or known.cancel():
+        if known is None or known.cancel() or made_in != jax_context:
             batch = self._batch_for(step, shard)
         else:
             batch = _result(known, step, shard)
@@ -68,14 +71,17 @@ class Prefetch:
             for later in range(step + 1, step + 1 + self._ahead):
                 if (later, shard) not in self._futures:
                     context = contextvars.copy_context()
-                    future = self._workers.submit(context.run, self._batch_for, later, shard)
-                    self._futures[later, shard] = future
+                    future = self._workers.submit(
+                        *(context.run, jax_context.run, self._batch_for, later, shard)
+                    )
+                    self._futures[later, shard] = jax_context, future
         return batch
 
     def _forget_before(self, step: int) -> None:
         """Drop what was not asked for: another group has computed it, or the job went back and is elsewhere now."""
         for key in [key for key in self._futures if not step <= key[0] <= step + self._ahead]:
-            self._futures.pop(key).cancel()
+            _, future = self._futures.pop(key)
+            future.cancel()
 
 
 def _result(future: "Future[Any]", step: int, shard: int) -> Any:

@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,6 +49,37 @@ def test_the_batches_are_the_same_and_computed_ahead() -> None:
             recorded.until(step + 1, shard, True)
             recorded.until(step + 2, shard, True)
     assert [call for call in recorded.calls if not call[2]] == [(0, 0, False), (0, 1, False)]
+
+
+def asked(batches: Any, step: int) -> Any:
+    """A batch that a worker has computed, if it was foreseen."""
+    patience.until(lambda: all(future.done() for _, future in batches._futures.values()), "the workers")
+    return batches(step, 0)
+
+
+def test_a_worker_has_the_settings_and_the_mesh_of_the_loop() -> None:
+    """They are JAX's for each thread: without them the bits depend on which batches were foreseen."""
+    mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    found: list[threading.Thread] = []
+
+    def batch_for(step: int, shard: int) -> Any:
+        found.append(threading.current_thread())
+        values = jax.random.normal(jax.random.key(step), (4,), dtype=float)
+        return jax.device_put(values, jax.sharding.PartitionSpec("rows"))
+
+    batches = Prefetch(batch_for)
+    with jax.enable_x64(True), jax.default_prng_impl("rbg"), jax.set_mesh(mesh):
+        foreseen = [asked(batches, step) for step in range(3)]
+        expected = [batch_for(step, 0) for step in range(3)]
+        assert batches(3, 0).dtype == np.float64
+    assert found[0] is threading.main_thread()
+    assert len(set(found)) == 2
+    for one, other in zip(foreseen, expected, strict=True):
+        assert (one.dtype, one.sharding) == (np.float64, other.sharding)
+        np.testing.assert_array_equal(one, other)
+    with jax.set_mesh(mesh):
+        assert asked(batches, 4).dtype == np.float32, "foreseen in another context"
+        assert asked(batches, 5).dtype == np.float32
 
 
 def test_what_was_not_foreseen_is_computed_at_once() -> None:
