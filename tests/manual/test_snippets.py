@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 import trustme
+from flax import nnx
 
 import jaxft
 from jaxft.data import Batches
@@ -236,7 +237,7 @@ def weighs_the_last_batch(text: str, folder: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-@stage("data.md", "jaxft.shard_index")
+@stage("data.md", "use = jax.random.fold_in")
 def draws_separate_noise(text: str, folder: Path) -> None:
     def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
         drawn = ran(text, jax=jax, jaxft=jaxft, state=SimpleNamespace(**state))
@@ -247,6 +248,36 @@ def draws_separate_noise(text: str, folder: Path) -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=4)
     _, metrics = step({"key": jax.random.key(0)}, lambda step, shard: jnp.float32(shard))
     assert metrics["variance"] > 0.01
+
+
+class Noisy(nnx.Module):
+    def __init__(self) -> None:
+        self.out = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        self.drop = nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(self.drop(x))
+
+
+@stage("data.md", "nnx.RngKey")
+def drops_other_inputs_in_each_shard_and_step(text: str, folder: Path) -> None:
+    drawn: list[np.ndarray] = []
+
+    def loss_fn(model: Any, batch: Any) -> jax.Array:
+        noise = model.drop(jnp.ones(64))
+        jax.debug.callback(lambda noise: drawn.append(np.asarray(noise)), noise)
+        return jnp.mean(model(batch) ** 2)
+
+    model = Noisy()
+    step = jaxft.fault_tolerant(
+        ran(text, jax=jax, nnx=nnx, jaxft=jaxft, loss_fn=loss_fn).train_step, None, shards=2
+    )
+    state: Any = model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    for _ in range(3):
+        state, metrics = step(state, lambda step, shard: np.ones((4, 3), np.float32))
+        assert np.isfinite(metrics["loss"])
+    jax.effects_barrier()
+    assert len({noise.tobytes() for noise in drawn}) == 3 * 2
 
 
 @stage("data.md", "optax.microbatching")

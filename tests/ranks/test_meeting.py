@@ -58,5 +58,5 @@ def test_a_rank_that_has_not_met_the_others_is_refused_before_it_joins(
         manager,
     ):
         pass
-    # The ranks may also be groups of their own names.
+    # Ranks may also be separate groups, each with its name.
     assert _membership._rank_and_size("a-rank-1") == (0, 1)  # pyright: ignore[reportPrivateUsage]
