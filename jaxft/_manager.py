@@ -279,7 +279,7 @@ class Manager:
             **values: at most 8 numbers, with names of at most 64 characters. What is not finite is not shown.
 
         Raises:
-            ConfigurationError: there are too many values, or a name is too long.
+            ConfigurationError: there are too many values, a name is too long, or a value is not a number.
         """
         check_shown(values)
         if self._runner is not None:

@@ -17,11 +17,13 @@ from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._programs._checks import (
     check_batch_function,
+    check_function,
     check_signature,
     refuse_disabled_jit,
     refuse_iterator,
     refuse_others,
     refuse_too_large,
+    short,
 )
 from jaxft._programs._leaves import refuse_tracers
 from jaxft._programs._nonfinite import Policy, checked_policy
@@ -154,6 +156,13 @@ def from_functions(
         A `Step`: call it as `state, metrics = step(state, batch)`.
     """
 
+    check_function(
+        "grad_fn", grad_fn, "a state and a batch", 2, "Let it return a pair, `contribution, local`."
+    )
+    check_function(
+        *("update_fn", update_fn, "a state, the means and the local value", 3),
+        "Let it return a pair, `new_state, metrics`.",
+    )
     return Step(
         joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite, overlap=overlap
     )
@@ -178,6 +187,11 @@ class Step:
             raise ConfigurationError(
                 f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
                 'jaxft.Manager("host:29510", group="group-0") as manager:`. None runs the step alone.'
+            )
+        if not callable(train_step):
+            raise ConfigurationError(
+                f"train_step is {short(train_step)}, a {type(train_step).__name__}. It is a function of a state and "
+                "a batch, which is not called yet: `jaxft.fault_tolerant(train_step, manager)`."
             )
         self._static_leaves = StaticLeaves(arrays)
         self._train_step = self._static_leaves.wrapped(train_step)
@@ -287,6 +301,13 @@ class Step:
             )
         if engine.loop.repeats_edit():
             return self._whole(programs, held)
+        check_function(
+            "The function of an edit",
+            function,
+            "the state",
+            1,
+            "Write a function that returns the new state.",
+        )
         before = programs.unflatten(self._leaves(programs, self._static_leaves.without(state)))
         tree = jax.tree.structure(before)
         after = self._static_leaves.without(function(self._static_leaves.whole(before)))

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxft._arrays._layout import LeafSpec
-from jaxft._errors import ConfigurationError
+from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
@@ -23,7 +23,7 @@ from jaxft._programs._randomness import shared_draws, warning
 from jaxft._programs._same_bits import check_same_bits
 from jaxft._programs._shardings import Pins, apart, pins, placed, specs
 from jaxft._programs._slice import Part
-from jaxft._programs._trace import Traced, trace_step
+from jaxft._programs._trace import Traced, described, trace_step
 
 __all__ = [
     "Programs",
@@ -220,7 +220,13 @@ def joined(
     """One step out of two functions. Cutting it gives them back, with every check of a step on top."""
 
     def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
-        contribution, local = grad_fn(state, batch)
+        made = grad_fn(state, batch)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise StepError(
+                f"grad_fn returned {described(made)}, but it must return a pair: `return contribution, local`, where "
+                "local can be any pytree, such as {}."
+            )
+        contribution, local = made
         return update_fn(state, pmean(contribution), local)
 
     return train_step

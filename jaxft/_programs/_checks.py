@@ -107,19 +107,45 @@ def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs:
         ) from error
 
 
-def check_batch_function(batch_for: Callable[..., Any]) -> None:
+def check_batch_function(batch_for: Any) -> None:
     """Raise ConfigurationError if a batch function cannot be called with a step and a shard."""
+    check_function(
+        "The batch function",
+        batch_for,
+        "the numbers of a step and of a shard",
+        2,
+        "Write `def batch_for(step, shard)`, which returns that shard of that step's batch; jaxft.data has some for "
+        "samples by number and for iterators.",
+    )
+
+
+def check_function(
+    what: str, function: Any, given: str, count: int, instead: str, *, seeks: bool = False
+) -> None:
+    """Raise ConfigurationError if something is no function, or cannot be called with so many arguments.
+
+    Args:
+        what: what messages call it.
+        function: that.
+        given: what messages call its arguments.
+        count: how many there are.
+        instead: what to write, as a sentence.
+        seeks: it is also given `start=`, a number.
+    """
+    if not callable(function):
+        raise ConfigurationError(
+            f"{what} is {short(function)}, a {type(function).__name__}, and not a function of {given}. {instead}"
+        )
     try:
-        signature = inspect.signature(batch_for)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
         return  # written in C: it is called as it is
     try:
-        signature.bind(0, 0)
+        signature.bind(*range(count), **({"start": 0} if seeks else {}))
     except TypeError as error:
         raise ConfigurationError(
-            f"The batch function {short(batch_for)} takes ({', '.join(signature.parameters)}), but it is called with "
-            f"the numbers of a step and of a shard: {error}. Write `def batch_for(step, shard)`, which returns that "
-            "shard of that step's batch; jaxft.data has some for samples by number and for iterators."
+            f"{what} {short(function)} takes ({', '.join(signature.parameters)}), but it is called with {given}: "
+            f"{error}. {instead}"
         ) from error
 
 

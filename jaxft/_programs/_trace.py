@@ -109,16 +109,19 @@ def _unbound_axis(error: NameError) -> StepError | None:
 def _pair(result: Any) -> tuple[Any, Any]:
     if isinstance(result, tuple) and len(result) == 2:
         return result
-    if isinstance(result, tuple):
-        what = f"a tuple of {len(result)}"
-    elif isinstance(result, jax.Array):  # a tracer, whose class says nothing to the user
-        what = f"one array, {jax.typeof(result).str_short()}"
-    else:
-        what = f"a {type(result).__name__}"
     raise StepError(
-        f"The train step returned {what}, but it must return a pair: `return new_state, metrics`, where metrics can "
-        "be any pytree, such as {}."
+        f"The train step returned {described(result)}, but it must return a pair: `return new_state, metrics`, "
+        "where metrics can be any pytree, such as {}."
     )
+
+
+def described(result: Any) -> str:
+    """What messages call the result of a function that is traced, if it is not the pair that it should be."""
+    if isinstance(result, tuple):
+        return f"a tuple of {len(result)}"
+    if isinstance(result, jax.Array):  # a tracer, whose class says nothing to the user
+        return f"one array, {jax.typeof(result).str_short()}"
+    return f"a {type(result).__name__}"
 
 
 def _check_arrays(new_state: Any, metrics: Any) -> None:

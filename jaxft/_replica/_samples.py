@@ -8,11 +8,13 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from jaxft_protocol.messages import Sample, Step
 from jaxft_protocol.wire import MAX_VALUE_NAME_LENGTH, MAX_VALUES
 
 from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import short
 from jaxft._report import StepReport
 
 
@@ -45,9 +47,14 @@ class Samples:
             )
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Replace the shown values. What is not finite is left out."""
+        """Replace the shown values. What is not finite is left out.
+
+        Raises:
+            ConfigurationError: one is not a number.
+        """
+        numbers = {name: _number(name, value) for name, value in values.items()}
         with self._lock:
-            self._values = {name: float(value) for name, value in values.items() if math.isfinite(value)}
+            self._values = {name: number for name, number in numbers.items() if math.isfinite(number)}
 
     def take(self) -> Sample | None:
         """Return what was added since the last call; None if that is nothing."""
@@ -70,3 +77,13 @@ def check_shown(values: Mapping[str, float]) -> None:
                 f"the name of a shown value must have 1 to {MAX_VALUE_NAME_LENGTH} printable characters, unlike "
                 f"{name!r}"
             )
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"show got {name}={short(value)}, a {type(value).__name__}, which is not a number ({error}). Show one "
+            "number of it, such as its mean."
+        ) from error

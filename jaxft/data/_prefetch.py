@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from jaxft._numbers import whole
+from jaxft._programs._checks import check_batch_function, refuse_iterator
 from jaxft.data._contexts import JaxContext
 from jaxft.data._streams import Streams
 
@@ -37,10 +38,12 @@ class Prefetch:
         workers: how many threads. With more than one, `batch_for` is called by several at once.
 
     Raises:
-        ConfigurationError: `ahead` or `workers` is not an int of at least 1.
+        ConfigurationError: `batch_for` is no batch function, or `ahead` or `workers` no int of at least 1.
     """
 
     def __init__(self, batch_for: Callable[[int, int], Any], *, ahead: int = 2, workers: int = 1) -> None:
+        refuse_iterator(batch_for)
+        check_batch_function(batch_for)
         self._batch_for = batch_for
         self._ahead = whole("ahead", ahead, 1)
         workers = whole("workers", workers, 1)

@@ -30,7 +30,7 @@ class Source:
     def __init__(self, make: Callable[..., Any], shard: int) -> None:
         self._make = make
         self._shard = shard
-        self.seeks = "start" in _parameters(make)
+        self.seeks = "start" in parameters(make)
         self._source: Any = None
         self._iterator: Iterator[Any] = iter(())
         self._skipped = False  # the iterator is of what `skip` returned, and not of the source
@@ -127,7 +127,7 @@ class Source:
         self.position = position
 
 
-def _parameters(make: Callable[..., Any]) -> frozenset[str]:
+def parameters(make: Callable[..., Any]) -> frozenset[str]:
     try:
         return frozenset(inspect.signature(make).parameters)
     except (TypeError, ValueError):  # some builtins have none

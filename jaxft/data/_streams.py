@@ -14,9 +14,9 @@ from jaxft import _progress
 from jaxft._arrays._digest import digest
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import whole
-from jaxft._programs._checks import takes_next
+from jaxft._programs._checks import check_function, takes_next
 from jaxft._pure import difference
-from jaxft.data._sources import Source
+from jaxft.data._sources import Source, parameters
 from jaxft.data._states import Kept, States
 
 # Batches of each shard that are kept for a step that is tried again, beside what a prefetching worker is ahead.
@@ -76,6 +76,8 @@ def from_iterator(
             f"make is a {type(make).__name__}, but it must be a function that opens the stream of a shard: a group "
             "may have to read any shard, and begin again. Pass `lambda shard: ...`."
         )
+    instead = "Pass `lambda shard: ...`, with a second parameter `start` if it seeks."
+    check_function("make", make, "the number of a shard", 1, instead, seeks="start" in parameters(make))
     return Streams(make, shards, None if states is None else States(Path(states)), states_every)
 
 

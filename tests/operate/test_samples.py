@@ -1,7 +1,9 @@
 """What groups say of their steps, on its way to the coordinator."""
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 from jaxft_protocol import wire
 from jaxft_protocol.messages import Sample, Step, Welcome
@@ -68,3 +70,11 @@ def test_what_cannot_be_shown_is_refused_at_once() -> None:
         manager.show(**{f"v{n}": 1.0 for n in range(9)})
     with pytest.raises(jaxft.ConfigurationError, match="1 to 64 printable characters, unlike"):
         manager.show(**{"x" * 65: 1.0})
+
+
+@pytest.mark.parametrize("value", ["high", None, np.ones(3)])
+def test_a_value_that_is_no_number_is_named(value: Any) -> None:
+    with pytest.raises(
+        jaxft.ConfigurationError, match=r"show got loss=.*, which is not a number .*Show one number"
+    ):
+        Samples().show({"loss": value})

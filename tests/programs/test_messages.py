@@ -13,6 +13,9 @@ import jaxft
 from jaxft._errors import ConfigurationError, StepError
 
 ROWS = np.ones(3, np.float32)
+NONE: Any = None
+LIST: Any = [ROWS]
+ANY_OF_ONE: Any = lambda s: s  # noqa: E731
 
 
 def train_step(state: Any, batch: Any) -> Any:
@@ -177,6 +180,53 @@ def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=2)
     with pytest.raises(ConfigurationError, match=r"The leaf \['a'\] of the batch is "):
         step(jnp.zeros(3), lambda step, shard: {"a": leaf})
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: jaxft.fault_tolerant(NONE, None), r"train_step is None, a NoneType.*not called yet"),
+        (
+            lambda: jaxft.from_functions(ANY_OF_ONE, ANY_OF_ONE, None),
+            r"^grad_fn .* takes \(s\), but .* and a batch: ",
+        ),
+        (
+            lambda: jaxft.from_functions(train_step, ANY_OF_ONE, None),
+            r"^update_fn .* the means and the local",
+        ),
+        (
+            lambda: jaxft.data.Prefetch(LIST),
+            r"batch function is \[.*, a list, and not a function of the num",
+        ),
+        (lambda: jaxft.data.Prefetch(iter(LIST)), r"The batch is .*a list_iterator"),
+        (lambda: jaxft.data.Prefetch(ANY_OF_ONE), r"takes \(s\), but it is called with the numbers"),
+        (
+            lambda: jaxft.data.from_iterator(lambda: [1], 2),
+            r"^make .* takes \(\), but .* the number of a shard: ",
+        ),
+    ],
+)
+def test_functions_that_are_none_or_take_something_else(call: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        call()
+
+
+@pytest.mark.parametrize("function", [{"rate": 0.1}, lambda: ROWS])
+def test_an_edit_by_what_is_no_function_of_the_state(function: Any) -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    state = step.join(jnp.zeros(3), ROWS)
+    for _ in step.steps(1):
+        with pytest.raises(ConfigurationError, match=r"The function of an edit .*returns the new state"):
+            step.edit(state, function)
+        state, _ = step(state, ROWS)
+
+
+def test_functions_that_return_no_pair() -> None:
+    step = jaxft.from_functions(lambda state, batch: batch, lambda state, means, local: (state, {}), None)
+    with pytest.raises(
+        StepError, match=r"grad_fn returned one array, float32\[3\], but .*contribution, local`"
+    ):
+        step(jnp.zeros(3), ROWS)
 
 
 @pytest.mark.parametrize("shards", [None, 2])
