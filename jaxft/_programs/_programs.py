@@ -503,5 +503,8 @@ def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:
 
 
 def _unknown(aval: Any) -> jax.Array:
-    inexact = jnp.issubdtype(aval.dtype, jnp.inexact)
-    return jnp.full(aval.shape, np.nan, aval.dtype) if inexact else jnp.zeros(aval.shape, aval.dtype)
+    if not jnp.issubdtype(aval.dtype, jnp.inexact):
+        return jnp.zeros(aval.shape, aval.dtype)
+    return jax.device_put(
+        np.full(aval.shape, np.nan, aval.dtype)
+    )  # not computed: jax_debug_nans would object
