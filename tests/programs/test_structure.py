@@ -17,6 +17,8 @@ import jaxft
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs._structure import first_difference
 
+pytestmark = pytest.mark.unoptimized
+
 Pair = collections.namedtuple("Pair", "a b")
 Other = collections.namedtuple("Other", "a b")
 
