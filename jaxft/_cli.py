@@ -4,13 +4,11 @@ Each command is imported when it is asked for, and its options without what it r
 """
 
 import contextlib
-import os
-import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TextIO, TypeVar
+from typing import NoReturn, TypeVar
 
-from jaxft_protocol.standard_streams import open_closed_streams
+from jaxft_protocol.standard_streams import open_closed_streams, quiet_without_reader
 
 from jaxft._errors import JaxftError
 from jaxft._version import __version__
@@ -32,24 +30,18 @@ status    show the jobs of a coordinator, and their groups: jaxft status --help
 drain     let a group finish its step, hand over its place, and end: jaxft drain --help
 doctor    check whether a group could train on this machine: jaxft doctor --help
 """
-# The exit statuses that a shell reports for Ctrl-C, and for a program that wrote to a pipe without a reader.
-INTERRUPTED, NO_READER = 130, 141
+INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exit with its status."""
     open_closed_streams()
-    try:
-        _run(arguments)
-    except KeyboardInterrupt:
-        print("jaxft: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        if not _has_no_reader(sys.stdout):
-            raise
-        sys.exit(NO_READER)
-    finally:
-        _has_no_reader(sys.stdout)
+    with quiet_without_reader():
+        try:
+            _run(arguments)
+        except KeyboardInterrupt:
+            print("jaxft: interrupted", file=sys.stderr)
+            sys.exit(INTERRUPTED)
 
 
 def _run(arguments: Sequence[str] | None) -> None:
@@ -73,17 +65,6 @@ def _run(arguments: Sequence[str] | None) -> None:
             if other:
                 print(f"\njaxft: there is no command {other[0]!r}", file=sys.stderr)
             sys.exit(2)
-
-
-def _has_no_reader(stream: TextIO) -> bool:
-    """Whether the stream is a pipe without a reader, as after `| head`: what is left to write is then dropped."""
-    with contextlib.suppress(OSError, ValueError):  # it is in memory, as in a test
-        poller = select.poll()
-        poller.register(stream.fileno(), 0)
-        if poller.poll(0):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            return True
-    return False
 
 
 def exit_with_status_of(command: Callable[[], int]) -> NoReturn:

@@ -82,19 +82,20 @@ def test_a_launch_runs_without_any_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
+    ("command", "status"),
     [
-        (("--help",), 0),
-        (("launch", "--help"), 0),
-        pytest.param(("doctor",), 141, marks=pytest.mark.long),
+        ((*JAXFT, "--help"), 0),
+        ((*JAXFT, "launch", "--help"), 0),
+        ((*COORDINATOR, "--help"), 0),
+        pytest.param((*JAXFT, "doctor"), 141, marks=pytest.mark.long),
     ],
 )
-def test_a_reader_that_has_enough_is_no_error(words: tuple[str, ...], status: int) -> None:
+def test_a_reader_that_has_enough_is_no_error(command: tuple[str, ...], status: int) -> None:
     """As `jaxft doctor | head -1`. The status is that of a program that SIGPIPE has ended, unless it was done."""
     ours, theirs = os.pipe()
     os.close(ours)
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    ended = patience.run([*JAXFT, *words], stdout=theirs, stderr=subprocess.PIPE, text=True, env=buffered)
+    ended = patience.run([*command], stdout=theirs, stderr=subprocess.PIPE, text=True, env=buffered)
     os.close(theirs)
     assert (ended.returncode, ended.stderr) == (status, "")
 

@@ -4,7 +4,7 @@ import logging
 import sys
 
 import tyro
-from jaxft_protocol.standard_streams import open_closed_streams
+from jaxft_protocol.standard_streams import open_closed_streams, quiet_without_reader
 
 from jaxft_coordinator import _listener
 from jaxft_coordinator._arguments import Arguments, TokenArguments, exposure_of, problem_of
@@ -13,6 +13,11 @@ from jaxft_coordinator._version import __version__
 
 def main() -> None:
     open_closed_streams()
+    with quiet_without_reader():
+        _run()
+
+
+def _run() -> None:
     if sys.argv[1:2] == ["token"]:
         _print_token(tyro.cli(TokenArguments, prog="jaxft-coordinator token", args=sys.argv[2:]))
         return

@@ -148,7 +148,8 @@ class Launcher:
         self._kill_at_s = time.monotonic() + self._drain_timeout_s
         self._output.say(
             f"got {name}: each group finishes its step and leaves, within {self._drain_timeout_s:g} s. If no other "
-            "group of the job is left, the job goes on from its newest checkpoint when it is started again"
+            "group of the job is left, the job goes on from its newest checkpoint when it is started again. Without "
+            "checkpoints, begin another run in another --folder, or under another job name"
         )
         self._journal.write(DrainBegan(signal=name))
         for one in self.supervisors:

@@ -1,7 +1,13 @@
-"""Standard streams that were closed before the program began (`>&-`), as some process managers start one."""
+"""Standard streams that were closed before the program began (`>&-`), or whose reader has enough (`| head`)."""
 
+import contextlib
 import os
+import select
 import sys
+from collections.abc import Generator
+from typing import TextIO
+
+NO_READER = 141  # the exit status that a shell reports for a program that wrote to a pipe without a reader
 
 
 def open_closed_streams() -> None:
@@ -12,3 +18,26 @@ def open_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
+
+
+@contextlib.contextmanager
+def quiet_without_reader() -> Generator[None, None, None]:
+    """Exit without a traceback if the standard output is a pipe whose reader has gone: what is left is dropped."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not _has_no_reader(sys.stdout):
+            raise
+        sys.exit(NO_READER)
+    finally:
+        _has_no_reader(sys.stdout)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # it is in memory, as in a test
+        poller = select.poll()
+        poller.register(stream.fileno(), 0)
+        if poller.poll(0):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return True
+    return False
