@@ -155,8 +155,10 @@ class Saving:
 
     def warn_of_no_history(self) -> None:
         """Say at once what else shows only after all groups have died: the state of a step may be of any run."""
+        if self.history or not self._held.step:
+            return
         committed, _ = self._session.frontier  # rank 0 alone knows it
-        if committed and self._held.step and not self.history:
+        if committed:
             _log.warning(
                 "[jaxft %s] was given step=%d and no history: if no group is left that holds the state of job %r, "
                 "which has committed %d steps, the job does not go on from this one. Save `manager.history` with "

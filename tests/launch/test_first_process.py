@@ -48,6 +48,7 @@ def children_of(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
+@pytest.mark.long
 def test_what_the_programs_leave_behind_does_not_pile_up(tmp_path: Path) -> None:
     """A container may have so many processes, and one that has ended counts until its parent asks for its status."""
     program = tmp_path / "leaves.py"

@@ -382,6 +382,7 @@ def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) 
     assert (folder / "coordinator" / "log").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit of Linux")
 def test_a_launcher_without_a_free_descriptor_goes_on(folder: Path) -> None:
     """As on a machine where other programs have used up all: what ends meanwhile is started once there is one."""
@@ -414,6 +415,7 @@ def test_a_launcher_without_a_free_descriptor_goes_on(folder: Path) -> None:
     assert "Traceback" not in running.text()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_is_stopped_is_replaced(folder: Path) -> None:
     """It holds its port and its store, and the groups would wait for it until they give up, one and all."""
     words = ("--no-warm", "--deadlines", "silence=12")

@@ -101,38 +101,24 @@ def test_a_damaged_checkpoint_is_passed_over(undisturbed: str, tmp_path: Path) -
         assert "resumes at step 10" in here.coordinator_log.read_text()
 
 
-def train_and_kill_all_before_a_checkpoint(here: Cluster) -> None:
-    here.start_coordinator(*TIMEOUT)
-    gate = here.folder / "never"
-    workers = here.start_together(GROUPS, lambda group: (*flags(here), "--gate", f"7:{gate}"))
-    here.until(lambda: all(worker.step == 7 for worker in workers.values()), "both groups to come to step 7")
-    for worker in workers.values():
-        worker.process.send_signal(signal.SIGKILL)
-    for worker in workers.values():
-        here.until_dead(worker)
-    here.until_lost(*GROUPS)
-    assert not saved_steps(here)
-
-
 def test_without_a_checkpoint_yet_it_begins_again(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
-        train_and_kill_all_before_a_checkpoint(here)
+        here.start_coordinator(*TIMEOUT)
+        gate = here.folder / "never"
+        first = here.start_together(GROUPS, lambda group: (*flags(here), "--gate", f"7:{gate}"))
+        here.until(lambda: all(worker.step == 7 for worker in first.values()), "both to come to step 7")
+        for worker in first.values():
+            worker.process.send_signal(signal.SIGKILL)
+        for worker in first.values():
+            here.until_dead(worker)
+        here.until_lost(*GROUPS)
+        assert not saved_steps(here)
         workers = resume(here)
         assert {worker.digest for worker in workers} == {undisturbed}
         text = "resumes at step 0 with the state of group-0, group-1: no group is left that held step 7; 7 steps are "
         assert text + "done again" in here.coordinator_log.read_text()
         assert saved_steps(here)
         assert not (here.folder / "checkpoints" / "beginning.json").exists()
-
-
-def test_another_first_state_does_not_begin_it_again(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        train_and_kill_all_before_a_checkpoint(here)
-        other = here.start("group-0", *flags(here), "--seed", "8", "--failure-timeout-s", "8")
-        here.until(lambda: other.process.poll() is not None, "the group with another first state to give up")
-        assert other.says("comes with another state than the one with which job 'toy' began")
-        assert other.says("CannotHeal")
-        assert not other.steps()
 
 
 def test_a_fresh_group_alone_never_becomes_the_truth(undisturbed: str, tmp_path: Path) -> None:

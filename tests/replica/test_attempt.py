@@ -52,6 +52,7 @@ class Received:
         self.all_computed = (QuorumId(0), Step(0))
         self.progress = 0
         self.elsewhere = False  # an address that it has announced is dead
+        self.frontier = (None, False)  # the coordinator knows of none
 
     def moves(self) -> bool:
         return self.elsewhere

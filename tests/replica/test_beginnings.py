@@ -80,7 +80,7 @@ def test_one_with_another_first_state_does_not(job: Job, caplog: pytest.LogCaptu
     job.train(3)
     begun = _beginning.read(job.folder)
     with caplog.at_level(logging.INFO, "jaxft"), pytest.raises(jaxft.CannotHeal):
-        job.train(4, first=2.0, timeout_s=3.0)
+        job.train(4, first=2.0, timeout_s=2.0)
     assert "comes with another state than the one with which job" in caplog.text
     assert _beginning.read(job.folder) == begun
 

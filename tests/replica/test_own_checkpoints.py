@@ -79,7 +79,7 @@ def test_without_the_history_it_does_not_and_the_log_says_why(
 ) -> None:
     job = request.node.name
     saved, _ = train(jaxft.Manager(coordinator, group="a", job=job), np.ones(3, np.float32), 3)
-    manager = jaxft.Manager(coordinator, group="a", job=job, step=3, failure_timeout_s=3.0)
+    manager = jaxft.Manager(coordinator, group="a", job=job, step=3, failure_timeout_s=2.0)
     with caplog.at_level(logging.WARNING, "jaxft"), pytest.raises(jaxft.CannotHeal):
         join(manager, saved)
     assert "was given step=3 and no history" in caplog.text
