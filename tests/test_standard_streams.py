@@ -50,7 +50,9 @@ def test_an_open_stream_stays(tmp_path: Path) -> None:
     assert (output, errors.partition(":")[0], new) == ("/dev/null", "pipe", "True")
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ALL])
+@pytest.mark.parametrize(
+    "closed", [ALL, *(pytest.param(one, marks=pytest.mark.long) for one in (">&-", "2>&-"))]
+)
 @pytest.mark.parametrize(
     ("command", "status"),
     [

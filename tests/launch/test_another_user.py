@@ -118,6 +118,7 @@ def test_a_launch_ends_without_what_it_cannot_end(tmp_path: Path, again: bool) -
     assert "Traceback" not in running.text()
 
 
+@pytest.mark.long
 def test_one_that_does_not_move_is_waited_for_and_then_restarted(tmp_path: Path) -> None:
     with launch(tmp_path / "run", "--groups", "2", "--deadlines", "boot=0.5") as running:
         until_up(running, "group-0", "group-1")
@@ -139,6 +140,7 @@ def test_one_that_does_not_move_is_waited_for_and_then_restarted(tmp_path: Path)
     assert running.text().count(said) == 1
 
 
+@pytest.mark.long
 def test_what_a_program_leaves_behind_as_another_user_is_named(tmp_path: Path) -> None:
     program = ("sh", "-c", f"{OTHER} sh -c '{STAYS}' & until grep -q up {{folder}}/*.log; do :; done")
     with launch(tmp_path / "run", program=program) as running:
@@ -149,6 +151,7 @@ def test_what_a_program_leaves_behind_as_another_user_is_named(tmp_path: Path) -
         assert is_alive(pid)
 
 
+@pytest.mark.long
 def test_no_fault_is_counted_that_could_not_strike(tmp_path: Path) -> None:
     command = [*NOT_ALLOWED, sys.executable, "-c", STORM, str(tmp_path), *OTHER.split(), "sh", "-c", STAYS]
     ended = patience.run(command, stdout=subprocess.PIPE, text=True)

@@ -85,7 +85,7 @@ def loss_after(step_of_page: Any, steps: int = 5) -> list[float]:
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with cluster(tmp_path_factory.mktemp("coordinator")) as here:
-        here.start_coordinator()
+        here.start_coordinator("--heartbeat-timeout-ms", "1000")  # a job resumes after so long
         yield f"localhost:{here.port}"
 
 

@@ -20,7 +20,7 @@ from tests.clusters import cluster
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with cluster(tmp_path_factory.mktemp("coordinator")) as here:
-        here.start_coordinator("--heartbeat-timeout-ms", "1000")
+        here.start_coordinator("--heartbeat-timeout-ms", "600")
         yield f"localhost:{here.port}"
 
 

@@ -13,7 +13,7 @@ import jaxft
 from tests.clusters import cluster
 
 # A job waits as long for a group that holds its state, and a group for one that could give it that.
-TIMEOUT = ("--heartbeat-timeout-ms", "1000")
+TIMEOUT = ("--heartbeat-timeout-ms", "600")
 
 
 @pytest.fixture(scope="module")
