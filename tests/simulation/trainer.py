@@ -331,8 +331,7 @@ class Trainer:
             newest = checkpoints[-1]
             self.root, self.history, saved = newest.root, list(newest.state), newest.history
             self.skipped = newest.skipped
-        begun = self.world.begun
-        if not checkpoints and begun is not None and begun.root == self.root and not self.flipped:
+        if not checkpoints and (begun := self.world.begun) is not None and self._is_first_state(begun):
             saved = begun.history
             self.world.sometimes.note("begins again")
         step, digest = Step(len(self.history)), self.told_digest()
@@ -349,6 +348,9 @@ class Trainer:
         read = [other for other in others if not other.dead and other.replica.history == newest.history]
         # Without a draw of numbers, so that what else a seed stands for stays as it was.
         return bool(read) and bool(self.replica.frontier_step) and self.incarnation % 2 == 0
+
+    def _is_first_state(self, begun: Checkpoint) -> bool:
+        return begun.root == self.root and not self.flipped
 
     def _note_beginning(self, quorum: NewQuorum) -> None:
         """The first of the quorum notes with which state the job begins, until there is a checkpoint."""

@@ -4,8 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from jaxft_protocol.coordinator import founding, sessions
+from jaxft_protocol.messages import HistoryId
 from jaxft_protocol.replica import sessions as replica_sessions
 
+from ..trainer import Trainer
 from ._mutant import mutant
 from ._settings import FIVE_ALIKE, FOUR_THAT_HEAL_SLOWLY
 
@@ -32,6 +34,24 @@ def _resumes_while_holders_are_there(resume: Any) -> Any:
         resume(draft, replace(frontier, holders=frozenset()))
 
     return mutated
+
+
+@mutant(founding, "_resume", "wipe", "kill")
+def _a_job_never_begins_again(resume: Any) -> Any:
+    """All groups die before there is a checkpoint, and those with its first state wait forever."""
+
+    def mutated(draft: Any, frontier: Any) -> None:
+        for group in draft.select(lambda group: founding.has_joined(group) and not group.step):
+            draft.put(group, history=HistoryId(0))
+        resume(draft, frontier)
+
+    return mutated
+
+
+@mutant(Trainer, "_is_first_state", "wipe", "kill", differ=True)
+def _any_first_state_is_the_jobs(original: Any) -> Any:
+    """A group begins the job again from another first state than the one that others have trained on."""
+    return lambda self, begun: True
 
 
 @mutant(
