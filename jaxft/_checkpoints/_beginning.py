@@ -36,7 +36,6 @@ class Beginning:
 
 def write(folder: Path, beginning: Beginning) -> None:
     """Note a beginning durably, in the place of an earlier one. Raises OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
     fields = dataclasses.asdict(beginning)
     with _folder.unfinished(folder) as work:
         written = work / NAME

@@ -505,6 +505,5 @@ def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:
 def _unknown(aval: Any) -> jax.Array:
     if not jnp.issubdtype(aval.dtype, jnp.inexact):
         return jnp.zeros(aval.shape, aval.dtype)
-    return jax.device_put(
-        np.full(aval.shape, np.nan, aval.dtype)
-    )  # not computed: jax_debug_nans would object
+    # Not computed: jax_debug_nans would object.
+    return jax.device_put(np.full(aval.shape, np.nan, aval.dtype))

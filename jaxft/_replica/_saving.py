@@ -41,7 +41,6 @@ class Saving:
         self._asked = False  # the program has called `restore`
         self._frontier_step: int | None = None  # the job's frontier when this group joined
         self._settings: Mapping[str, str] = {}  # of the step, saved with each checkpoint
-        self._begins_again = False  # the first state is that with which the job began
 
     # ---- restoring ----
 
@@ -176,24 +175,23 @@ class Saving:
         checkpoints = self._config.checkpoints
         if self.history or checkpoints is None:
             return self.history
-        begun = None if self._ranks.rank else _beginning.read(checkpoints.folder)
-        if begun is not None and begun.job != self._config.job:
-            begun = None
-        if begun is not None and (begun.step, begun.digest) != (self._held.step, digest):
-            _log.info(
-                "[jaxft %s] comes with another state than the one with which job %r began: if all groups are lost "
-                "before the first checkpoint, the job cannot begin again from it. Make the initial state from a seed",
-                self._config.group,
-                self._config.job,
-            )
-            begun = None
-        self._begins_again = self._ranks.decide("the job began with this state", begun is not None)
-        return begun.history if begun is not None else 0
+        begun = None if self._ranks.rank else _beginning.read(checkpoints.folder)  # rank 0 reports for all
+        if begun is None or begun.job != self._config.job:
+            return 0
+        if (begun.step, begun.digest) == (self._held.step, digest):
+            return begun.history
+        _log.info(
+            "[jaxft %s] comes with another state than the one with which job %r began: if all groups are lost "
+            "before the first checkpoint, the job cannot begin again from it. Make the initial state from a seed",
+            self._config.group,
+            self._config.job,
+        )
+        return 0
 
     def note_beginning(self, quorum: NewQuorum) -> None:
         """Before the first step of a fresh state: let one group note with which state the job begins."""
         checkpoints, held = self._config.checkpoints, self._held
-        if checkpoints is None or held.made or self.history or self._begins_again:
+        if checkpoints is None or held.made or self.history:
             return
         if quorum.members[0].group != self._config.group:
             return

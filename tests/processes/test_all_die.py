@@ -45,6 +45,10 @@ def train_and_kill_all(here: Cluster) -> None:
     at_gate = lambda: all(worker.step == DIE_AT for worker in workers.values())  # noqa: E731
     here.until(at_gate, f"both groups to come to step {DIE_AT}")
     here.until(lambda: "20" in saved_steps(here), "the checkpoint of step 20")
+    kill_all(here, workers)
+
+
+def kill_all(here: Cluster, workers: dict[str, Worker]) -> None:
     for worker in workers.values():
         worker.process.send_signal(signal.SIGKILL)
     for worker in workers.values():
@@ -107,11 +111,7 @@ def test_without_a_checkpoint_yet_it_begins_again(undisturbed: str, tmp_path: Pa
         gate = here.folder / "never"
         first = here.start_together(GROUPS, lambda group: (*flags(here), "--gate", f"7:{gate}"))
         here.until(lambda: all(worker.step == 7 for worker in first.values()), "both to come to step 7")
-        for worker in first.values():
-            worker.process.send_signal(signal.SIGKILL)
-        for worker in first.values():
-            here.until_dead(worker)
-        here.until_lost(*GROUPS)
+        kill_all(here, first)
         assert not saved_steps(here)
         workers = resume(here)
         assert {worker.digest for worker in workers} == {undisturbed}

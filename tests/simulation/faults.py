@@ -207,7 +207,7 @@ def _double(world: "World", fault: Fault, victim: "Process") -> str:
 
 
 def _wipe(world: "World", fault: Fault) -> str:
-    if world.begun is None if not world.checkpoints else world.checkpoints[-1].old:
+    if world.checkpoints[-1].old if world.checkpoints else world.begun is None:
         return ""
     for process in list(world.processes.values()):
         if not process.dead:
