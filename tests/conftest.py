@@ -59,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under nohup: the tests go on, but what they start does not inherit that it ignores a closed terminal.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     if not hasattr(config, "workerinput"):  # the process that starts the workers, or the only one
         shared.make()
         config.add_cleanup(shared.remove)
