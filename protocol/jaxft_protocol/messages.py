@@ -158,6 +158,11 @@ class Change:
     reason: str = ""
 
 
+# How many heartbeats fit into the heartbeat timeout, at both ends: two may be lost or late. The coordinator pays
+# for each. Kafka's documentation asks for at least as many (heartbeat.interval.ms, session.timeout.ms).
+HEARTBEATS_IN_TIMEOUT = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Welcome:
     heartbeat_interval_ms: int

@@ -174,7 +174,7 @@ def test_welcome_answers_hello():
             before_s = int(time.time())
             welcome = await client.hello()
             assert isinstance(welcome, Welcome)
-            assert replace(welcome, term=0) == Welcome(1000)
+            assert replace(welcome, term=0) == Welcome(1667)
             assert before_s - 60 < welcome.term <= time.time(), "terms grow with the clock"
 
     run(scenario)

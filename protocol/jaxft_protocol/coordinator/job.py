@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from jaxft_protocol.messages import (
+    HEARTBEATS_IN_TIMEOUT,
     Change,
     CoordinatorMessage,
     GroupMessage,
@@ -59,8 +60,7 @@ class Options:
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """Five heartbeats fit into the timeout, so four may be lost or late."""
-        return max(1, round(self.heartbeat_timeout_s * 1000 / 5))
+        return max(1, round(self.heartbeat_timeout_s * 1000 / HEARTBEATS_IN_TIMEOUT))
 
     @property
     def vote_grace_s(self) -> float:

@@ -1,14 +1,12 @@
 """Heartbeats and timeouts."""
 
-from jaxft_protocol.messages import Heartbeat
+from jaxft_protocol.messages import HEARTBEATS_IN_TIMEOUT, Heartbeat
 from jaxft_protocol.replica import sessions
 from jaxft_protocol.replica.draft import DONE, Draft
 from jaxft_protocol.replica.state import Close, FailureKind, Phase, Tick
 
 # A coordinator answers a Hello in milliseconds. If it is frozen, or its machine is gone, it does not answer at all.
 GREETING_TIMEOUT_S = 5.0
-# The coordinator waits for as many heartbeats of a group: the timeout is the same in both directions.
-HEARTBEATS_UNANSWERED = 5
 
 
 def tick(draft: Draft, event: Tick) -> None:
@@ -18,7 +16,7 @@ def tick(draft: Draft, event: Tick) -> None:
         draft.update(next_heartbeat_s=draft.now_s + replica.heartbeat_interval_s, progress=event.progress)
         draft.send(Heartbeat(*event.computed, event.away, event.progress != replica.progress))
     silent_s = draft.now_s - replica.heard_s
-    timeout_s = replica.heartbeat_interval_s * HEARTBEATS_UNANSWERED
+    timeout_s = replica.heartbeat_interval_s * HEARTBEATS_IN_TIMEOUT
     # If this process was suspended, messages from the coordinator may still be unread.
     if draft.now_s - replica.last_tick_s > timeout_s / 2:
         draft.update(heard_s=draft.now_s)

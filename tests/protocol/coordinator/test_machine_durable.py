@@ -166,7 +166,7 @@ def test_a_record_of_a_step_of_nothing_is_an_error():
 def test_after_a_restart_the_members_go_on_at_the_frontier_under_a_higher_id():
     log = logged("a", "b")
     desk = log.restart()
-    assert desk.hello("a").only(Welcome)["a"] == Welcome(1000, 2, 1, False, 5)  # pyright: ignore[reportArgumentType]
+    assert desk.hello("a").only(Welcome)["a"] == Welcome(1667, 2, 1, False, 5)  # pyright: ignore[reportArgumentType]
     desk.hello("b")
     desk.join("a", step=2, digest="")
     assert desk.job.quorum is None, "it waits for b, who has computed as well"

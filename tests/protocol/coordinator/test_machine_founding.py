@@ -24,14 +24,14 @@ HISTORY = HistoryId(77)
 # ---- presence ----
 
 
-def test_hello_is_answered_with_the_heartbeat_interval_a_fifth_of_the_timeout():
-    assert Desk.open(heartbeat_timeout_s=5.0).hello("a").to("a") == [Welcome(1000)]
+def test_hello_is_answered_with_the_heartbeat_interval_a_third_of_the_timeout():
+    assert Desk.open(heartbeat_timeout_s=3.0).hello("a").to("a") == [Welcome(1000)]
 
 
 def test_welcome_tells_the_frontier_and_the_quorum_that_made_it():
     desk = running("a", "b")
     desk.commit()
-    assert desk.hello("late").to("late") == [Welcome(1000, 1, 1, frontier_held=True)]
+    assert desk.hello("late").to("late") == [Welcome(1667, 1, 1, frontier_held=True)]
 
 
 @pytest.mark.parametrize(

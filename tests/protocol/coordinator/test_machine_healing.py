@@ -401,7 +401,7 @@ def test_who_voted_ok_and_lost_its_stream_holds_the_frontier_once_that_counts():
     desk.vote("b")
     desk.close("b")
     assert committed(desk.vote("a")) == ["a"]
-    assert desk.hello("b").only(Welcome)["b"] == Welcome(1000, Step(1), QuorumId(1), frontier_held=True)
+    assert desk.hello("b").only(Welcome)["b"] == Welcome(1667, Step(1), QuorumId(1), frontier_held=True)
     desk.close("a")
     assert sorted(desk.join("b", step=1, digest="").only(NewQuorum)) == ["b"]
 
