@@ -1,5 +1,7 @@
 """Traces a train step over flat leaves, and checks that it has the signature that jaxft needs."""
 
+import functools
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,10 +60,10 @@ def trace_step(
     (state_specs, state_tree), (batch_specs, batch_tree) = state, batch
     seen: list[_Seen] = []
 
-    def flat_step(*leaves: Any) -> tuple[list[Any], list[Any]]:
+    def flat_step(*state_and_batch: Any) -> tuple[list[Any], list[Any]]:
         count = len(state_specs)
-        given = jax.tree.unflatten(state_tree, leaves[:count])
-        batch_given = jax.tree.unflatten(batch_tree, leaves[count:])
+        given = jax.tree.unflatten(state_tree, state_and_batch[:count])
+        batch_given = jax.tree.unflatten(batch_tree, state_and_batch[count:])
         # Now, because the step may change what it is given.
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
         batch_labels = labels(batch_given)
@@ -75,6 +77,7 @@ def trace_step(
         seen.append(_Seen(metrics_tree, paths, batch_labels))
         return new_leaves, metric_leaves
 
+    _name_in_errors(flat_step, train_step)
     try:
         jaxpr = _compat.trace(flat_step, *state_specs, *batch_specs, axis_sizes=axis.sizes)
     except NameError as error:
@@ -83,6 +86,13 @@ def trace_step(
     traced = Traced(jaxpr, state_tree, batch_tree, metrics_tree, paths, batch_labels)
     _check_types(_compat.open_jaxpr(jaxpr).outvars, state_specs, traced.state_labels)
     return traced
+
+
+def _name_in_errors(flat_step: Callable[..., Any], train_step: Callable[..., Any]) -> None:
+    """Let JAX's errors about tracers name the user's function and its line, with our arguments."""
+    while isinstance(train_step, functools.partial):
+        train_step = train_step.func
+    vars(flat_step).update(__wrapped__=train_step, __signature__=inspect.signature(flat_step))
 
 
 class _Seen(NamedTuple):

@@ -1,7 +1,9 @@
 """A step must return (state, metrics), and a state of the types it was given."""
 
+import functools
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -70,3 +72,17 @@ def test_another_shape_or_dtype() -> None:
         lambda state: state | {"w": state["w"].astype(jnp.bfloat16)},
         r"leaf \['w'\] has type bfloat16\[3\].*has float32\[3\].*astype",
     )
+
+
+@pytest.mark.parametrize(
+    "made", [lambda step: step, jax.jit, lambda step: functools.partial(step, scale=2.0)]
+)
+def test_jaxs_errors_name_the_users_function(made: Any) -> None:
+    def branches(state: Any, batch: Any, scale: float = 1.0) -> Any:
+        return state | {"w": -state["w"] if state["w"].sum() > scale else state["w"]}, {}
+
+    step = jaxft.fault_tolerant(made(branches), None)
+    with pytest.raises(
+        jax.errors.TracerBoolConversionError, match=r"the function branches at .*test_trace\.py:\d"
+    ):
+        step(STATE, BATCH)
