@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import check_positive, whole
@@ -14,6 +16,13 @@ from jaxft._replica._own_address import own_address
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "spare": ((bool, np.bool_), "True or False"),
+    "other_meshes": ((bool, np.bool_), "True or False"),
+    "token": ((str, type(None)), "a str, the token that `jaxft-coordinator token` has printed for the job"),
+    "tls": ((TLS, type(None)), "a jaxft.TLS, which names the files: `tls=jaxft.TLS(ca=...)`"),
+    "events": ((str, Path, type(None)), "the path of a file, a str or a pathlib.Path"),
+}
 _LEAST = {"step": 0, "history": 0, "min_replicas": 1, "digest_every": 1, "exchange_threads": 1}
 
 
@@ -49,6 +58,16 @@ class GroupConfig:
         _check_name("group", self.group)
         _check_name("job", self.job)
         check_positive("failure_timeout_s", self.failure_timeout_s)
+        for name, (kinds, what) in _KINDS.items():
+            if not isinstance(getattr(self, name), kinds):
+                raise ConfigurationError(
+                    f"{name} must be {what}, not a {type(getattr(self, name)).__name__}."
+                )
+        if self.tracer is not None and not hasattr(self.tracer, "start_span"):
+            raise ConfigurationError(
+                "tracer must be a tracer of OpenTelemetry, such as `opentelemetry.trace.get_tracer(__name__)`, not a "
+                f"{type(self.tracer).__name__}."
+            )
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, value, least))
@@ -128,7 +147,7 @@ def _check_address(coordinator: str) -> None:
 
 
 def _check_name(what: str, name: str) -> None:
-    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise ConfigurationError(
             f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
         )
