@@ -37,6 +37,7 @@ from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
+from jaxft._transfers import MAY_TRANSFER
 
 _log = logging.getLogger("jaxft")
 
@@ -222,6 +223,7 @@ class Step:
         """As `Manager.steps`, also without a manager: iterate over the steps that are still to be done."""
         return steps(self._engine, total)
 
+    @MAY_TRANSFER
     def join(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> Any:
         """Join the job before the first step; return the job's state, and let `manager.step` be its step.
 
@@ -249,6 +251,7 @@ class Step:
         call = Call(programs, batch_for, self._shards, self._nonfinite)
         return self._whole(programs, self._engine.join(call, self._leaves(programs, state)))
 
+    @MAY_TRANSFER
     def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
         """Change the state between two steps, in the whole job: a learning rate, metrics that begin again at zero.
 
@@ -316,6 +319,7 @@ class Step:
         assert engine.handed is not None
         return self._whole(programs, engine.handed)
 
+    @MAY_TRANSFER
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
         """Run one step, until the job has committed it.
 

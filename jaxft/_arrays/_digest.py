@@ -10,8 +10,10 @@ import xxhash
 from jax.experimental import multihost_utils
 
 from jaxft._errors import ConfigurationError
+from jaxft._transfers import MAY_TRANSFER
 
 
+@MAY_TRANSFER
 def digest(tree: Any) -> str:
     """Return a digest of a pytree of arrays: equal trees have equal digests.
 
