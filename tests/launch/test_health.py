@@ -15,11 +15,6 @@ pytestmark = pytest.mark.processes
 SICK = "test ! -e {folder}/sick-{group} || { echo link down; exit 2; }"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
 def rules(folder: Path, action: str, shell: str = SICK) -> tuple[str, ...]:
     """The flags for one rule; its file is beside the folder."""
     file = folder.with_name("rules.toml")

@@ -38,11 +38,6 @@ HERE = "sh -c 'exec sh -c \"$1\"'"
 pytestmark = pytest.mark.timeout(240)
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
 # ---- which group runs where ----
 
 

@@ -25,11 +25,6 @@ RANKS_STEPS = 40
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_group_of_two_processes_comes_back_together(folder: Path, victim: int) -> None:

@@ -15,11 +15,6 @@ STAYS = "group-0=steps:9 group-0=gate:end group-0=exit:0"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def working(tmp_path: Path) -> Path:
     """What the probe prints."""
     file = tmp_path / "working"
