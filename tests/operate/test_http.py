@@ -242,7 +242,9 @@ def test_actions_are_off_by_default_and_need_a_token() -> None:
                 (body, "", 401, "neither that of job 'job' nor"),
                 (body, other, 401, "neither that of job 'job' nor"),
                 (b"{", operator, 400, "must be JSON"),
-                (b"[]", operator, 400, "must be one of evict, drain, pause, resume"),
+                (b"[]", operator, 400, "must be a JSON object, not []"),
+                (b"{}", operator, 400, "must be one of evict, drain, pause, resume"),
+                (body.replace(b'"a"', b'""'), operator, 400, "evict is for one group of job 'job': name it"),
                 (json.dumps({"action": 1}).encode(), operator, 400, "must be texts"),
                 (b" " * 5000, operator, 413, "at most 4096 bytes"),
                 (body.replace(b'"a"', b'"b"'), operator, 404, "group 'b' of job 'job' is not connected"),
@@ -351,6 +353,35 @@ def test_a_path_names_the_action_too() -> None:
                 got, told = await asyncio.to_thread(web.post, path, b"", key)
                 assert (got, text in told["text"]) == (status, True), (path, told)
             assert await client.hear_until(Drained) == Drained()
+
+    run(scenario)
+
+
+def test_a_body_that_is_no_object_is_said_also_where_the_path_names_the_action() -> None:
+    async def scenario() -> None:
+        token = credentials.job_key(SECRET, "job").hex()
+        async with serving(secret=SECRET) as (_, _, _, web):
+            for body in (b"null", b"[]", b'"drain"'):
+                got, told = await asyncio.to_thread(web.post, "/api/v1/jobs/job/pause", body, token)
+                assert (got, told["text"]) == (400, f"the request must be a JSON object, not {body.decode()}")
+
+    run(scenario)
+
+
+def test_what_is_not_served_is_a_problem_like_any_other() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, _, _, web):
+            status, text = await asyncio.to_thread(web.get, "/api/v1/no")
+            assert (status, json.loads(text)) == (
+                404,
+                {"ok": False, "text": "this port does not serve GET '/api/v1/no': Not Found"},
+            )
+            status, told = await asyncio.to_thread(web.post, "/api/v1/jobs", b"")
+            assert (status, told["ok"], told["text"]) == (
+                405,
+                False,
+                "this port does not serve POST '/api/v1/jobs': Method Not Allowed",
+            )
 
     run(scenario)
 

@@ -5,7 +5,9 @@ Every attempt is logged, and so is its outcome: the audit log. Tokens never appe
 
 import hmac
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jaxft_protocol import credentials
 from jaxft_protocol.admission import RateLimitFilter
@@ -51,11 +53,11 @@ class Actions:
     def enabled(self) -> bool:
         return self._secret is not None
 
-    def act(self, said: object, token: str, peer: str) -> Outcome:
+    def act(self, said: Mapping[str, Any], token: str, peer: str) -> Outcome:
         """Carry out an action.
 
         Args:
-            said: the decoded request: `action`, `job`, `group` if it is for one, and `reason`, which is optional.
+            said: the request: `action`, `job`, `group` if it is for one, and `reason`, which is optional.
             token: what the request gave as its bearer token.
             peer: where the request came from, for the audit log.
         """
@@ -65,8 +67,7 @@ class Actions:
                 "actions are off: start the coordinator with --http-actions and --token-file. Without them, SIGTERM "
                 "to a group's process drains it",
             )
-        fields = said if isinstance(said, dict) else {}
-        action, job, group, why = (fields.get(name, "") for name in ("action", "job", "group", "reason"))
+        action, job, group, why = (said.get(name, "") for name in ("action", "job", "group", "reason"))
         if not all(map(_is_text, (action, job, group, why))):
             return Outcome(400, "action, job, group and reason must be texts")
         holder = self._holder(job, token)
@@ -80,6 +81,8 @@ class Actions:
             outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")
         elif group and action not in GROUP_ACTIONS:
             outcome = Outcome(400, f"{action} is for a whole job: leave out the group, {group[:200]!r}")
+        elif not group and action in GROUP_ACTIONS:
+            outcome = Outcome(400, f"{action} is for one group of job {job[:200]!r}: name it")
         else:
             outcome = self._carry_out(action, job, GroupName(group), why[:MAX_REASON_LENGTH])
         (_log if holder else _refused_log).warning(

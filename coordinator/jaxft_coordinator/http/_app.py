@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -107,10 +108,12 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
             return _problem(400, "the request has ended before its body did")
         except (ValueError, RecursionError) as error:
             return _problem(400, f"the request must be JSON: {error}")
+        if not isinstance(said, dict):
+            return _problem(400, f"the request must be a JSON object, not {json.dumps(said)[:40]}")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token if scheme.lower() == "bearer" else ""
         peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
-        outcome = actions.act({**said, **named} if isinstance(said, dict) else said, token, peer)
+        outcome = actions.act({**said, **named}, token, peer)
         answer = {"ok": outcome.status == 200, "text": outcome.text}
         return JSONResponse(answer, status_code=outcome.status)
 
@@ -127,7 +130,11 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         Route("/api/v1/actions", act, methods=["POST"]),
         *(Route(path, _file(name, kind)) for path, (name, kind) in _PAGE.items()),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_SafeHeaders)])
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_SafeHeaders)],
+        exception_handlers={HTTPException: _not_served},
+    )
 
 
 class _SafeHeaders:
@@ -154,5 +161,12 @@ def _file(name: str, kind: str):
     return send_file
 
 
-def _problem(status: int, text: str) -> Response:
-    return JSONResponse({"ok": False, "text": text}, status_code=status)
+def _problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"ok": False, "text": text}, status_code=status, headers=headers)
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    """Say that no route has this path, or none with this method."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path[:200]!r}"
+    return _problem(error.status_code, f"this port does not serve {asked}: {error.detail}", error.headers)
