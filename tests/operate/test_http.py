@@ -368,6 +368,23 @@ def test_a_body_that_is_no_object_is_said_also_where_the_path_names_the_action()
     run(scenario)
 
 
+@pytest.mark.parametrize("name", ["rack%2F1", "rack/1"])
+def test_a_path_names_a_group_with_a_slash(name: str) -> None:
+    async def scenario() -> None:
+        token = credentials.job_key(SECRET, "team/run").hex()
+        async with (
+            serving(secret=SECRET) as (server, _, _, web),
+            Client(server.port, "rack/1", "team/run") as client,
+        ):
+            await client.hello()
+            path = f"/api/v1/jobs/team/run/groups/{name}/drain"
+            got, told = await asyncio.to_thread(web.post, path, b"", token)
+            assert (got, told["text"][:27]) == (200, "group 'rack/1' is drained: "), told
+            assert await client.hear_until(Drained) == Drained()
+
+    run(scenario)
+
+
 def test_what_is_not_served_is_a_problem_like_any_other() -> None:
     async def scenario() -> None:
         async with serving() as (_, _, _, web):

@@ -123,7 +123,7 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         Route("/readyz", readyz),
         Route("/api/v1/coordinator", about),
         Route("/api/v1/jobs", jobs),
-        Route("/api/v1/jobs/{job:path}/groups/{group}/{action}", act_on_group, methods=["POST"]),
+        Route("/api/v1/jobs/{job:path}/groups/{group:path}/{action}", act_on_group, methods=["POST"]),
         Route("/api/v1/jobs/{job:path}/{action}", act_on_job, methods=["POST"]),
         Route("/api/v1/jobs/{job:path}", job),
         Route("/api/v1/events", events),
