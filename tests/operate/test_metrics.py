@@ -2,9 +2,10 @@
 
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._metrics import read
-from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.coordinator.job import Options, PauseAsked
 
 from tests.operate.test_happened import Watching, watching
+from tests.protocol.coordinator.helpers import Desk
 
 
 def value(desk: Watching, name: str, **labels: str) -> float | None:
@@ -38,3 +39,31 @@ def test_a_job_that_has_finished_is_not_idle():
     desk.leave("a", finished=True)
     desk.leave("b", finished=True)
     assert (value(desk, "jaxft_idle"), value(desk, "jaxft_finished")) == (0, 1)
+
+
+def test_a_new_job_waits_as_soon_as_a_group_has_compiled():
+    """Otherwise no alert says that it lacks groups, for however long."""
+    desk = Watching(Desk.open(min_replicas=2).job)
+    desk.hello("a")
+    assert value(desk, "jaxft_waiting") == 0
+    desk.come("a", incarnation=2)
+    assert value(desk, "jaxft_waiting") == 1
+    desk.come("b")
+    assert value(desk, "jaxft_waiting") == 0
+
+
+def test_an_operators_pause_is_shown():
+    desk = watching("a")
+    assert value(desk, "jaxft_paused") == 0
+    desk.do(PauseAsked(True))
+    assert value(desk, "jaxft_paused") == 1
+
+
+def test_what_alerts_count_begins_at_zero():
+    """The first failure, loss or retry would be no increase of a series that begins with it."""
+    desk = watching("a", "b")
+    assert value(desk, "jaxft_job_failures_total") == 0
+    for how in ("lost", "evicted", "set_aside", "left", "refused"):
+        assert value(desk, "jaxft_departures_total", how=how) == 0
+    for reason in ("lost a member", "failed"):
+        assert value(desk, "jaxft_steps_retried_total", reason=reason) == 0

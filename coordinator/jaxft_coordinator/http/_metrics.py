@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 
+from jaxft_protocol.coordinator.job import GroupPhase, Job
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -15,8 +16,9 @@ from prometheus_client.registry import Collector
 from jaxft_coordinator._server import Server
 from jaxft_coordinator._version import __version__
 from jaxft_coordinator.http import _views
+from jaxft_coordinator.observe._goodput import Standing
 from jaxft_coordinator.observe._histogram import Histogram
-from jaxft_coordinator.observe._watched import WatchedJob
+from jaxft_coordinator.observe._watched import DEPARTURES, RETRIED, WatchedJob
 from jaxft_coordinator.observe.observer import Observer
 
 # Beyond these, for a job and in all, series of single groups are left out for a job: its totals stay.
@@ -90,8 +92,9 @@ def _of_the_coordinator(server: Server, observer: Observer) -> Iterator[Metric]:
     failures = CounterMetricFamily(
         "jaxft_job_failures", "Errors of the coordinator that stopped a job.", labels=["job"]
     )
-    for name, count in jobs.failures.items():
-        failures.add_metric([name], count)
+    # From 0 on: what an alert sees of a counter is how it grows, and not with which value it comes.
+    for name in sorted(observer.jobs.keys() | jobs.failures.keys()):
+        failures.add_metric([name], jobs.failures[name])
     yield failures
 
 
@@ -109,6 +112,7 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
     waits = gauge("jaxft_waiting", "1 while the job waits and trains no step.")
     idle = gauge("jaxft_idle", "1 while the job has not finished and no group is connected.")
     halted = gauge("jaxft_halted", "1 while the job is halted.")
+    paused = gauge("jaxft_paused", "1 while an operator has paused the job.")
     finished = gauge("jaxft_finished", "1 if the job has finished.")
     ratio = gauge("jaxft_goodput_ratio", "Productive part of the job's time, 0 to 1.")
     commit_at = gauge(
@@ -131,11 +135,12 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         quorum.add_metric(name, job.last_quorum_id)
         members.add_metric(name, 0 if job.quorum is None else len(job.quorum.members))
         places.add_metric(name, job.places)
-        standing = watched.account.standing.value
-        waits.add_metric(name, int(standing == "waiting" and bool(job.groups)))
+        standing = watched.account.standing
+        waits.add_metric(name, int(_waits(job, standing)))
         idle.add_metric(name, int(_views.state(watched) == "idle"))
-        halted.add_metric(name, int(standing == "halted"))
-        finished.add_metric(name, int(standing == "finished"))
+        halted.add_metric(name, int(standing is Standing.HALTED))
+        paused.add_metric(name, int(job.paused))
+        finished.add_metric(name, int(standing is Standing.FINISHED))
         if (share := watched.account.ratio(now_s)) is not None:
             ratio.add_metric(name, share)
         if watched.committed_unix_s is not None:
@@ -147,19 +152,27 @@ def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
         for source, seconds in lost_s.items():
             lost.add_metric([watched.name, source.value], seconds)
         committed.add_metric(name, watched.committed)
-        for reason, count in watched.retried.items():
-            retried.add_metric([watched.name, reason], count)
+        for reason in RETRIED:
+            retried.add_metric([watched.name, reason], watched.retried[reason])
         shards.add_metric(name, watched.shards)
         again.add_metric(name, watched.shards_again)
-        for how, count in watched.departures.items():
-            departures.add_metric([watched.name, how], count)
+        for how in DEPARTURES.values():
+            departures.add_metric([watched.name, how], watched.departures[how])
         healed.add_metric(name, watched.heal_bytes)
-    yield from (step, quorum, members, places, waits, idle, halted, finished, ratio, commit_at, states)
+    yield from (step, quorum, members, places, waits, idle, halted, paused, finished)
+    yield from (ratio, commit_at, states)
     yield from (good, lost, committed, retried, shards, again, departures, healed)
     yield _seconds("jaxft_step_seconds", "A step's last attempt.", {w.name: w.step_s for w in jobs})
     yield _seconds("jaxft_exchange_seconds", "A step's exchange.", {w.name: w.exchange_s for w in jobs})
     yield _seconds("jaxft_vote_seconds", "From a vote to its decision.", {w.name: w.vote_s for w in jobs})
     yield _seconds("jaxft_heal_seconds", "A group's heal.", {w.name: w.heal_s for w in jobs})
+
+
+def _waits(job: Job, standing: Standing) -> bool:
+    """Whether groups wait for a quorum. Before the first one, those that compile do not."""
+    if standing is Standing.STARTING:
+        return any(group.phase is not GroupPhase.PRESENT for group in job.groups.values())
+    return standing is Standing.WAITING and bool(job.groups)
 
 
 def _seconds(name: str, text: str, found: dict[str, Histogram]) -> Metric:

@@ -19,7 +19,9 @@ KEPT_EVENTS = 300
 KEPT_POINTS = 600
 GONE = "gone"
 PARTS = ("compute", "exchange", "vote", "apply")
-_DEPARTURES = {
+# Why an attempt was repeated: the event of the first kind says of whom.
+RETRIED = ("lost a member", "failed")
+DEPARTURES = {
     "group_lost": "lost",
     "group_evicted": "evicted",
     "group_set_aside": "set_aside",
@@ -109,8 +111,8 @@ class WatchedJob:
     def note(self, found: Happened, now_s: float, unix_s: float) -> None:
         """Count an event."""
         if found.event == "step_retried":
-            self.retried["lost a member" if found.reason else "failed"] += 1
-        if (how := _DEPARTURES.get(found.event)) is None:
+            self.retried[RETRIED[0] if found.reason else RETRIED[1]] += 1
+        if (how := DEPARTURES.get(found.event)) is None:
             return
         self.departures[how] += 1
         if (group := self.groups.get(GroupName(found.group))) is not None:
