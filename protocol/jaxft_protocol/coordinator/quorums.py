@@ -575,6 +575,12 @@ def _reunion_text(draft: Draft) -> str:
 
 
 def _orphaned_text(draft: Draft) -> str:
-    if draft.job.orphaned_s is None:
+    job = draft.job
+    if job.orphaned_s is None:
         return ""
-    return "; no group is left that holds the job's state: the job resumes when a group brings a checkpoint of it"
+    candidates = draft.select(lambda group: founding.has_joined(group) and group.history == job.history != 0)
+    if candidates:
+        how = f"waits a moment for one, then resumes from the newest state of {names_text(candidates)}"
+    else:
+        how = "resumes when a group brings a checkpoint of it"
+    return f"; no group is left that holds the job's state: the job {how}"

@@ -168,6 +168,16 @@ def test_everybody_is_told_what_would_help():
     )
 
 
+def test_where_an_older_state_is_there_nobody_is_asked_for_a_checkpoint():
+    desk = orphaned("a")
+    desk.come("b", step=2, history=desk.job.history)
+    desk.tick()
+    assert desk.job.waiting.endswith(
+        "no group is left that holds the job's state: the job waits a moment for one, then resumes from the newest "
+        "state of b"
+    )
+
+
 def test_a_finished_job_does_not_resume():
     desk = running("a")
     desk.commit()
