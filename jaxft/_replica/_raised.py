@@ -14,6 +14,7 @@ go on at once.
 from typing import Protocol
 
 from jaxft_protocol.messages import Step
+from jaxft_protocol.names import one_line
 from jaxft_protocol.replica.state import Phase, Raised, Replica
 
 from jaxft._errors import JaxftError
@@ -80,10 +81,9 @@ class Raising:
 
 
 def text_of(error: BaseException) -> str:
-    """The exception in one short line that can be encoded as UTF-8, as file names need not be."""
+    """The exception in one short line."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    line = " ".join(text.split())[:MAX_TEXT_LENGTH]
-    return line.encode("utf-8", "backslashreplace").decode()
+    return one_line(text)[:MAX_TEXT_LENGTH]
 
 
 def _is_settled(replica: Replica, step: int) -> bool:

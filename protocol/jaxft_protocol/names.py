@@ -23,6 +23,17 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     return (*((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts), (2, 0, name))
 
 
+def one_line(text: str) -> str:
+    """Return a text as one line that a log and a terminal can show, and that UTF-8 can encode.
+
+    What is not printable is escaped: it could fake further lines of a log, or move a terminal's cursor.
+    """
+    line = " ".join(text.split())
+    if line.isprintable():
+        return line
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+
+
 def done_again(steps: int) -> str:
     """Say how many steps a resumed job repeats."""
     return f"{steps} step{' is' if steps == 1 else 's are'} done again"

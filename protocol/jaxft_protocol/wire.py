@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from jaxft_protocol import deltas
 from jaxft_protocol import messages as m
+from jaxft_protocol.names import one_line
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 # A group's settings are a handful of digests and short summaries.
@@ -138,7 +139,7 @@ def group_from_proto(message: pb.GroupMessage) -> m.GroupMessage | m.Sample:
             return m.Ready(m.HealId(ready.heal_id), m.Step(_count("step", ready.step)))
         case "heal_failed":
             failed = message.heal_failed
-            reason, step = _text("reason", failed.reason), m.Step(_count("step", failed.step))
+            reason, step = _line("reason", failed.reason), m.Step(_count("step", failed.step))
             return m.HealFailed(m.HealId(failed.heal_id), reason, step, m.HistoryId(failed.history))
         case "leave":
             return m.Leave(message.leave.finished)
@@ -349,9 +350,9 @@ def _vote(vote: pb.Vote) -> m.Vote:
         m.Step(vote.step),
         vote.ok,
         accused,
-        _text("reason", vote.reason),
+        _line("reason", vote.reason),
         vote.digest if vote.HasField("digest") else None,
-        _text("nonfinite", vote.nonfinite),
+        _line("nonfinite", vote.nonfinite),
         vote.raised,
         vote.shard if vote.HasField("shard") else None,
         vote.edit,
@@ -412,6 +413,11 @@ def _text(name: str, value: str) -> str:
             f"{name[:40]!r} has {len(value)} characters, which exceeds the maximum of {MAX_TEXT_LENGTH}"
         )
     return value
+
+
+def _line(name: str, value: str) -> str:
+    """Read a text that logs and terminals show."""
+    return one_line(_text(name, value))
 
 
 def _count(name: str, value: int) -> int:

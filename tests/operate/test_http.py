@@ -22,7 +22,7 @@ from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.stores import Opened
 from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
-from jaxft_protocol.messages import Drained
+from jaxft_protocol.messages import Drained, Evicted, NewQuorum, Step, Vote
 
 from tests import patience
 from tests.coordinator.test_server import NEVER_S, Client, run
@@ -324,6 +324,33 @@ def test_strangers_at_the_port_cause_few_lines_and_forge_none(
     by_logger = Counter(record.name for record in caplog.records)
     assert [0 < by_logger[name] <= 20 for name in loggers] == [True, True]
     assert not [text for text in caplog.messages if "\n" in text]
+
+
+def test_what_operators_and_groups_say_forges_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    said = "why\n12:00 [jaxft coordinator] forged \x1b[2J"
+    shown = "why 12:00 [jaxft coordinator] forged \\x1b[2J"
+
+    async def scenario() -> None:
+        operator = credentials.operator_key(SECRET).hex()
+        async with serving() as (server, _, _, _), Client(server.port, "a") as client:
+            await client.hello()
+            await client.join()
+            quorum = await client.hear_until(NewQuorum)
+            assert isinstance(quorum, NewQuorum)
+            await client.say(Vote(quorum.quorum_id, Step(0), False, reason=said, raised=True))
+            await client.hear_until(Evicted)
+        async with serving(secret=SECRET) as (server, _, _, web), Client(server.port, "a") as client:
+            await client.hello()
+            body = json.dumps({"reason": said}).encode()
+            await asyncio.to_thread(web.post, "/api/v1/jobs/job/groups/a/drain", body, operator)
+            await client.hear_until(Drained)
+            events = (await asyncio.to_thread(web.json, "/api/v1/jobs/job"))["events"]
+            assert [one["reason"] for one in events if one["event"] == "operator_action"] == [shown]
+
+    with caplog.at_level(logging.INFO):
+        run(scenario)
+    assert [text for text in caplog.messages if shown in text]
+    assert not [text for text in caplog.messages if not text.isprintable()]
 
 
 def test_a_path_names_the_action_too() -> None:

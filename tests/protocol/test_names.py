@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxft_protocol.names import natural_key
+from jaxft_protocol.names import natural_key, one_line
 
 
 def test_numbers_in_names_count():
@@ -28,3 +28,25 @@ def test_any_name_has_a_key(name: str):
 @given(st.lists(st.text(max_size=20), max_size=8))
 def test_any_names_can_be_put_in_order(names: list[str]):
     assert sorted(sorted(names, key=natural_key), key=natural_key) == sorted(names, key=natural_key)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", ""),
+        ("plain 'text', größer", "plain 'text', größer"),
+        (" two\n  lines\u2028three\t", "two lines three"),
+        ("\x1b[2J\x1b]0;title\x07 \x9b31m", "\\x1b[2J\\x1b]0;title\\x07 \\x9b31m"),
+        ("right \u202e to left, \udc80", "right \\u202e to left, \\udc80"),
+    ],
+)
+def test_a_text_becomes_one_line(text: str, line: str):
+    assert one_line(text) == line
+
+
+@given(st.text())
+def test_one_line_can_be_shown_and_encoded(text: str):
+    line = one_line(text)
+    assert line.isprintable()
+    line.encode()
+    assert one_line(line) == line

@@ -12,6 +12,7 @@ from typing import Any
 from jaxft_protocol import credentials
 from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.messages import GroupName
+from jaxft_protocol.names import one_line
 
 from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator.observe._happened import Happened
@@ -84,7 +85,7 @@ class Actions:
         elif not group and action in GROUP_ACTIONS:
             outcome = Outcome(400, f"{action} is for one group of job {job[:200]!r}: name it")
         else:
-            outcome = self._carry_out(action, job, GroupName(group), why[:MAX_REASON_LENGTH])
+            outcome = self._carry_out(action, job, GroupName(group), one_line(why[:MAX_REASON_LENGTH]))
         (_log if holder else _refused_log).warning(
             "audit: %s asks to %s group %.200r of job %.200r (%.200r): %d %s",
             *(f"{peer}, with the {holder}'s token," if holder else f"{peer}, without a valid token,",),
@@ -92,7 +93,9 @@ class Actions:
         )
         if holder:
             more = {"action": action[:40], "by": holder, "peer": peer, "status": outcome.status}
-            self._observer.tell(job, Happened("operator_action", group[:200], reason=why[:200], more=more))
+            self._observer.tell(
+                job, Happened("operator_action", group[:200], reason=one_line(why[:200]), more=more)
+            )
         return outcome
 
     def _holder(self, job: str, token: str) -> str:

@@ -35,7 +35,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_protocol.names import ENDED, LEFT, shards_text
+from jaxft_protocol.names import ENDED, LEFT, one_line, shards_text
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
@@ -112,7 +112,7 @@ def join(draft: Draft, group: Group, message: Join) -> None:
         return
     differences = _differences(draft, message)
     if differences:
-        names = ", ".join(difference.name for difference in differences)
+        names = one_line(", ".join(difference.name for difference in differences))
         refuse(draft, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
         return
     if message.step == 0 and job.frontier is not None and message.history != job.history:
