@@ -363,10 +363,19 @@ def test_a_long_wait_is_said_again_and_again(
 
 def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so(tmp_path: Path):
     (tmp_path / "file").touch()
+    (tmp_path / "lock" / "lock").mkdir(parents=True)
+    (tmp_path / "log" / "log").mkdir(parents=True)
+    own = "Name a folder of the coordinator's own: in it, `log` and `lock` are files"
 
     async def scenario() -> None:
         for folder, says in (
-            (Path("/proc/jaxft"), "cannot keep the coordinator's state in /proc/jaxft"),
+            (
+                Path("/proc/jaxft"),
+                "cannot keep the coordinator's state in /proc/jaxft: .* Name a folder that can be made there",
+            ),
+            (tmp_path / ("x" * 300), "Name a folder that can be made there"),
+            (tmp_path / "lock", f"cannot keep the coordinator's state in .*{own}"),
+            (tmp_path / "log", f"cannot read {tmp_path}/log/log: Is a directory.*{own}"),
             (tmp_path / "file", "Name a folder, not a file"),
             (tmp_path / "file" / "state", "Name a folder, not a file"),
         ):

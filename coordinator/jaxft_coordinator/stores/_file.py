@@ -23,7 +23,7 @@ from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import Moved, Record, Saved
 
 from jaxft_coordinator.stores import _logfile, records
-from jaxft_coordinator.stores._store import Opened, StoreLost, Wait, saying
+from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, saying
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ class FileStore:
         term = 0
         jobs: dict[str, Saved] = {}
         kept = _Kept()
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _teaching(f"cannot read {self._log_path}"):
             for offset, written in _logfile.read(self._log_path):
                 if isinstance(written, records.Led):
                     term = max(term, written.term)
@@ -262,17 +262,23 @@ def _teaching(what: str):
     """Re-raise an OSError with the same number, saying what failed and what to do."""
     try:
         yield
+    except StoreDamaged:
+        raise  # it says what to do
     except OSError as error:
+        own = "Give the folder and its files to the user that runs the coordinator, or name another folder"
         advice = {
             errno.ENOSPC: "The disk is full: free some space. A running coordinator retries by itself",
             errno.EDQUOT: "The quota is used up: free some space. A running coordinator retries by itself",
             errno.EFBIG: "A limit on the size of files is in force (ulimit -f): raise it",
             errno.EROFS: "The file system is read-only: check the kernel log for errors of its disk",
             errno.EIO: "The disk is failing: check the kernel log",
-            errno.EACCES: "Name a folder that this user may write to",
-            errno.EPERM: "Name a folder that this user may write to",
+            errno.EACCES: own,
+            errno.EPERM: own,
             errno.ENOTDIR: "Name a folder, not a file",
             errno.EEXIST: "Name a folder, not a file",
+            errno.EISDIR: "Name a folder of the coordinator's own: in it, `log` and `lock` are files",
+            errno.ENOENT: "Name a folder that can be made there",
+            errno.ENAMETOOLONG: "Name a folder that can be made there",
         }.get(error.errno or 0, "Check the kernel log for errors of its disk")
         text = f"{what}: {error.strerror or error}. Nothing was written. {advice}"
         raise OSError(error.errno or errno.EIO, text) from error
