@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from jaxft._errors import ConfigurationError
 from jaxft._operate._port import Authority, PortError, act, ask, default_url, job_path
 
 _LOOK_EVERY_S = 0.2
@@ -40,6 +41,8 @@ def run_drain(options: DrainOptions) -> int:
     Raises:
         JaxftError: the coordinator cannot be asked, refuses it, or the group has not left in time.
     """
+    if not options.wait_s >= 0:
+        raise ConfigurationError(f"--wait-s must be at least 0, not {options.wait_s:g}")
     options = replace(options, job=options.job or _meant(options))
     token = options.token if options.token is not None else os.environ.get("JAXFT_TOKEN", "")
     group = urllib.parse.quote(options.group, safe="")

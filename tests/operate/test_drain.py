@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from jaxft._errors import ConfigurationError
 from jaxft._operate import _drain
 from jaxft._operate._drain import DrainOptions, run_drain
 from jaxft._operate._port import PortError
@@ -43,3 +44,9 @@ def test_several_jobs_need_a_name(jobs: list[str], names: list[str], said: str) 
     jobs += names
     with pytest.raises(PortError, match=rf"{said}. Say which one group 'group-2' belongs to: --job"):
         run_drain(DrainOptions("group-2"))
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, float("nan")])
+def test_a_wait_that_is_no_time_is_refused_before_anything_is_asked(jobs: list[str], wait_s: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"--wait-s must be at least 0, not {wait_s:g}"):
+        run_drain(DrainOptions("group-2", job="a", wait_s=wait_s))
