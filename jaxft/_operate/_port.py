@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from jaxft_protocol.names import one_line
 
 from jaxft._errors import JaxftError
 
 DEFAULT_URL = "http://localhost:29511"
 TIMEOUT_S = 10.0
+# Signs of an error that has a part of what came, which may be no HTTP.
+_MOST_SAID = 200
 CA_VARIABLE = "JAXFT_HTTP_CA"
 # A group's, for the coordinator's other port, which has the same certificate.
 STREAM_CA_VARIABLE = "JAXFT_TLS_CA"
@@ -134,7 +137,8 @@ def _asked(request: urllib.request.Request, ca: Path | None, tells: str) -> Any:
         raise PortError(_problem(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
-        raise PortError(f"no answer from {address} ({str(why).strip()}). {_advice(address, why)}") from error
+        said = one_line(str(why))[:_MOST_SAID]
+        raise PortError(f"no answer from {address} ({said}). {_advice(address, why)}") from error
     if not isinstance(told, dict) or tells not in told:
         raise PortError(
             f"{address} answers without {tells!r}: is that the HTTP port of a jaxft coordinator, of this version?"
@@ -181,6 +185,6 @@ def job_path(job: str) -> str:
 def _problem(error: urllib.error.HTTPError) -> str:
     try:
         told: Mapping[str, Any] = json.loads(error.read())
-        return str(told["text"])
+        return one_line(str(told["text"]))
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return f"{error.url} answers with status {error.code}: is that the HTTP port of a jaxft coordinator?"

@@ -1,6 +1,8 @@
 """What the commands say of a port that is no coordinator's, or breaks off its answer, and of odd arguments."""
 
+import contextlib
 import http.server
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -65,6 +67,28 @@ def test_an_error_that_is_broken_off_is_told_with_its_status(server: Answers) ->
     server.status, server.said, server.claimed_bytes = 503, b"ab", 100
     with pytest.raises(PortError, match="answers with status 503"):
         ask(url_of(server), "jobs")
+
+
+def test_what_a_strange_server_says_cannot_steer_the_terminal(server: Answers) -> None:
+    server.status, server.said = 404, b'{"text": "\\u001b[2J\\n' + b"x" * 99 + b'"}'
+    with pytest.raises(PortError) as told:
+        ask(url_of(server), "jobs")
+    assert str(told.value) == "\\x1b[2J " + "x" * 99
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as other:
+        # As gRPC begins, or any other protocol: no line of HTTP.
+        talking = threading.Thread(target=_says, args=(other, b"\x00\x00\x18\x1b[2J" + b"\x04" * 999))
+        talking.start()
+        with pytest.raises(PortError, match="If this is the port that groups connect to") as told:
+            ask(f"http://127.0.0.1:{other.getsockname()[1]}", "jobs")
+        talking.join()
+    assert str(told.value).isprintable()
+    assert len(str(told.value)) < 600
+
+
+def _says(listening: socket.socket, data: bytes) -> None:
+    with listening.accept()[0] as connection:
+        connection.recv(65536)
+        connection.sendall(data)
 
 
 def test_an_address_that_is_none_is_named() -> None:
