@@ -67,7 +67,8 @@ def tell_after(draft: Draft, members: list[Group]) -> None:
 def pause(draft: Draft, *, paused: bool) -> None:
     if draft.job.paused == paused:
         return
-    draft.update(paused=paused)
+    # If the job has other reasons to wait, the next tick says them; without groups there is none to say them to.
+    draft.update(paused=paused, waiting=draft.job.waiting if paused else "")
     draft.log("pauses after the current step, as an operator asks" if paused else "is resumed by an operator")
 
 

@@ -243,6 +243,15 @@ def test_a_pause_survives_the_coordinator():
     assert members(new_desk) == ["a", "b"]
 
 
+def test_a_job_without_groups_that_is_resumed_is_paused_no_more_to_those_who_look():
+    desk = running("a")
+    pause(desk)
+    desk.tick()
+    desk.close("a")
+    desk.do(PauseAsked(False))
+    assert (desk.job.paused, desk.job.waiting) == (False, "")
+
+
 def test_pausing_twice_is_pausing_once():
     desk = running("a", "b")
     desk.do(PauseAsked(True))
