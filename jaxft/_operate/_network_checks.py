@@ -73,7 +73,8 @@ def coordinators(
                 f"the coordinator {address} does not answer: {code}, {details}",
                 _advice(host, port, plain=proven is None),
             )
-            yield from held_here(address)
+            if not _shows_certificate(host, port):
+                yield from held_here(address)
             continue
         leads += status == 1
         yield ok(f"the coordinator {address} answers, and {'leads' if status == 1 else 'stands by'}")
@@ -95,6 +96,15 @@ def _advice(host: str, port: int, *, plain: bool) -> str:
     except OSError as error:
         return f"{usual}; a handshake of TLS ends with: {error}"
     return "it serves TLS: name the authority that signed its certificate with --tls-ca"
+
+
+def _shows_certificate(host: str, port: int) -> bool:
+    """Whether what listens there speaks TLS, as a coordinator does whose certificate is not trusted."""
+    try:
+        served(host, port)
+    except OSError:
+        return False
+    return True
 
 
 def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.ChannelCredentials | None:

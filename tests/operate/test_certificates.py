@@ -11,7 +11,7 @@ from jaxft_coordinator._server import Server
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.tls import read_pem
 
-from jaxft._operate import _certificates
+from jaxft._operate import _certificates, _network_checks
 from jaxft._operate._findings import Finding
 from tests.coordinator.test_server import NEVER_S, run
 
@@ -75,6 +75,26 @@ def test_an_expired_certificate_that_is_served_is_read_all_the_same(tmp_path: Pa
         finally:
             await server.stop(grace_s=0.0)
         assert (served.level, "the certificate that it serves expired on" in served.text) == ("fail", True)
+
+    run(scenario)
+
+
+def test_a_coordinator_whose_certificate_is_not_trusted_is_no_program_to_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        cert, key = issued(tmp_path, 30)
+        server = Server("localhost:0", Options(), tls=read_pem(ca=None, cert=cert, key=key))
+        await server.start()
+        (tmp_path / "other").mkdir()
+        other, _ = issued(tmp_path / "other", 30)
+        try:
+            for ca in (other, None):
+                found = await asyncio.to_thread(
+                    lambda ca=ca: list(_network_checks.coordinators(f"localhost:{server.port}", ca=ca))
+                )
+                assert "does not answer" in " ".join(each.text for each in found)
+                assert [each for each in found if "holds localhost" in each.text] == []
+        finally:
+            await server.stop(grace_s=0.0)
 
     run(scenario)
 
