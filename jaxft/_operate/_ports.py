@@ -48,6 +48,8 @@ def bind(host: str, port: int) -> None:
     Raises:
         OSError: one of them is taken or forbidden, or none is this machine's.
     """
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # as a coordinator does
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     elsewhere: list[OSError] = []
     for family, _, _, _, where in found:

@@ -440,6 +440,24 @@ def test_the_port_in_use_is_a_message() -> None:
     run(scenario)
 
 
+def test_all_addresses_of_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.has_ipv6", False)
+
+    async def scenario() -> None:
+        async with serving() as (server, _, observer, _):
+            port = HttpPort("[::]:0", server, observer)
+            await port.start()
+            try:
+                web = Port(f"http://127.0.0.1:{port.port}")
+                assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
+                with pytest.raises(OSError, match=f"'0.0.0.0', {port.port}"):
+                    await HttpPort(f"[::]:{port.port}", server, observer).start()
+            finally:
+                await port.stop()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -46,3 +46,14 @@ def test_a_port_that_only_root_may_have() -> None:
 def test_the_parts_of_an_address() -> None:
     assert host_and_port("[::1]:29510") == ("::1", 29510)
     assert host_and_port(":0") == ("", 0)
+
+
+def test_all_addresses_of_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator takes those of IPv4 then."""
+    monkeypatch.setattr(socket, "has_ipv6", False)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (taken,) = ports(f"[::]:{port}")
+    (free,) = ports(f"[::]:{port}")
+    assert ("Address already in use" in taken.text, free.level) == (True, "ok")
+    assert f"('0.0.0.0', {port})" in taken.text

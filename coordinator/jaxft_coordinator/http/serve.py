@@ -128,10 +128,11 @@ class HttpPort:
 def _listening(bind: str) -> socket.socket:
     host, _, port = bind.rpartition(":")
     name = host.strip("[]") or "::"
+    if name == "::" and not socket.has_dualstack_ipv6():
+        name = "0.0.0.0"  # a kernel without IPv6, for which gRPC does the same
     try:
         family = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        dual = family is socket.AF_INET6 and name == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((name, int(port)), family=family, dualstack_ipv6=dual)
+        return socket.create_server((name, int(port)), family=family, dualstack_ipv6=name == "::")
     except (OSError, ValueError) as error:
         raise OSError(
             f"cannot listen on {bind!r} for HTTP: {error}. Stop the other process, or choose another --http."
