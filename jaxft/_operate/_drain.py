@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from jaxft._errors import ConfigurationError
-from jaxft._operate._port import Authority, PortError, act, ask, default_url, job_path
+from jaxft._operate._port import Authority, PortError, act, ask, default_url, job_path, jobs
 
 _LOOK_EVERY_S = 0.2
 
@@ -66,7 +66,7 @@ def run_drain(options: DrainOptions) -> int:
 
 def _meant(options: DrainOptions) -> str:
     """The job that is meant without --job."""
-    names = [str(job["job"]) for job in ask(options.http, "jobs", ca=options.tls_ca)["jobs"]]
+    names = [str(job["job"]) for job in jobs(options.http, ca=options.tls_ca)]
     if len(names) == 1:
         return names[0]
     if "default" not in names:

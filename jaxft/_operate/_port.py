@@ -66,6 +66,24 @@ def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
     return _asked(urllib.request.Request(_address(url, path)), ca, _TELLS.get(path, "group_list"))
 
 
+def jobs(url: str, *, ca: Path | None = None) -> list[Mapping[str, Any]]:
+    """Return a summary of each job.
+
+    Raises:
+        PortError: as `ask`, or there is none, because this coordinator does not lead.
+    """
+    found = ask(url, "jobs", ca=ca)["jobs"]
+    if not found and (about := ask(url, "coordinator", ca=ca)).get("role") in ("standby", "starting"):
+        leader = about.get("leader")
+        raise PortError(
+            f"the coordinator at {url} stands by, and {leader} leads: ask the HTTP port of that one."
+            if leader
+            else f"the coordinator at {url} does not lead yet, and knows of no other that does. Its log says what it "
+            "waits for."
+        )
+    return found
+
+
 def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None) -> str:
     """Carry out an action, and return what the coordinator says about it.
 

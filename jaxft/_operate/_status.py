@@ -12,7 +12,7 @@ import tyro
 
 from jaxft._errors import ConfigurationError
 from jaxft._launch._checks import check_installed
-from jaxft._operate._port import Authority, PortError, ask, check_url, default_url, job_path
+from jaxft._operate._port import Authority, PortError, ask, check_url, default_url, job_path, jobs
 from jaxft._operate._status_view import rendered
 
 LEAST_INTERVAL_S = 0.1
@@ -118,7 +118,7 @@ def _note(options: StatusOptions, problem: str, told: Mapping[str, Any]) -> str:
 def _asked(options: StatusOptions) -> Mapping[str, Any]:
     if options.job:
         return ask(options.http, job_path(options.job), ca=options.tls_ca)
-    listed = ask(options.http, "jobs", ca=options.tls_ca)
-    if len(listed["jobs"]) == 1:
-        return ask(options.http, job_path(listed["jobs"][0]["job"]), ca=options.tls_ca)
-    return listed
+    listed = jobs(options.http, ca=options.tls_ca)
+    if len(listed) == 1:
+        return ask(options.http, job_path(listed[0]["job"]), ca=options.tls_ca)
+    return {"jobs": listed}

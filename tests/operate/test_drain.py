@@ -15,10 +15,11 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of a coordinator's jobs; each has a group group-2, which leaves at once."""
     names: list[str] = []
 
-    def ask(url: str, path: str, **options: Any) -> Any:
-        return {"jobs": [{"job": name} for name in names]} if path == "jobs" else {"group_list": []}
+    def jobs(url: str, **options: Any) -> Any:
+        return [{"job": name} for name in names]
 
-    monkeypatch.setattr(_drain, "ask", ask)
+    monkeypatch.setattr(_drain, "jobs", jobs)
+    monkeypatch.setattr(_drain, "ask", lambda url, path, **options: {"group_list": []})
     monkeypatch.setattr(_drain, "act", lambda url, path, **options: f"asked {path}")
     return names
 

@@ -24,6 +24,9 @@ from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.messages import Drained, Evicted, NewQuorum, Step, Vote
 
+from jaxft._operate._drain import DrainOptions, run_drain
+from jaxft._operate._port import PortError
+from jaxft._operate._status import StatusOptions, run_status
 from tests import patience
 from tests.coordinator.test_server import NEVER_S, Client, run
 from tests.operate.port import Port
@@ -106,6 +109,36 @@ def test_a_standby_is_ready_once_it_knows_the_leader() -> None:
             assert await asyncio.to_thread(web.metric, "jaxft_ready") == 1
 
     run(scenario)
+
+
+def test_a_coordinator_that_does_not_lead_says_whom_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rather than that there is no such job."""
+    token = credentials.operator_key(SECRET).hex()
+
+    async def scenario() -> None:
+        store = Behind()
+        async with serving(store, SECRET) as (_, _, _, web):
+            for leader, text in (
+                ("", "does not lead yet, and knows of no other that does"),
+                ("other:29510", "stands by, and other:29510 leads: ask the HTTP port of that one"),
+            ):
+                store.leader = leader
+                assert (await asyncio.to_thread(web.json, "/api/v1/jobs")) == {"jobs": []}
+                status, said = await asyncio.to_thread(web.get, "/api/v1/jobs/job")
+                assert (status, text in json.loads(said)["text"]) == (503, True)
+                status, told = await asyncio.to_thread(web.post, "/api/v1/jobs/job/pause", b"", token)
+                assert (status, text in told["text"]) == (503, True)
+                for command in (
+                    lambda: run_status(StatusOptions(http=web.url)),
+                    lambda: run_status(StatusOptions("job", http=web.url)),
+                    lambda: run_drain(DrainOptions("a", http=web.url, token=token)),
+                    lambda: run_drain(DrainOptions("a", job="job", http=web.url, token=token)),
+                ):
+                    with pytest.raises(PortError, match=text):
+                        await asyncio.to_thread(command)
+
+    run(scenario)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_job_name_with_a_slash_has_its_page() -> None:

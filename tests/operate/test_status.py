@@ -74,9 +74,9 @@ def test_a_watch_in_a_pipe_tells_each_look_as_a_line_and_ends_with_its_reader() 
 def test_a_watch_without_a_terminal_begins_before_its_coordinator(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looks = iter([PortError("no answer."), {"jobs": []}])
+    looks = iter([PortError("no answer."), []])
 
-    def ask(url: str, path: str, *, ca: Path | None) -> Any:
+    def jobs(url: str, *, ca: Path | None) -> Any:
         look = next(looks, None)
         if look is None:
             signal.raise_signal(signal.SIGINT)
@@ -85,7 +85,7 @@ def test_a_watch_without_a_terminal_begins_before_its_coordinator(
             raise look
         return look
 
-    monkeypatch.setattr("jaxft._operate._status.ask", ask)
+    monkeypatch.setattr("jaxft._operate._status.jobs", jobs)
     monkeypatch.setenv("COLUMNS", "160")
     assert run_status(StatusOptions(watch=True, interval_s=0.1)) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -15,6 +15,7 @@ from jaxft_protocol.messages import GroupName
 from jaxft_protocol.names import one_line
 
 from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator.http._views import who_leads
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
 
@@ -84,6 +85,8 @@ class Actions:
             outcome = Outcome(400, f"{action} is for a whole job: leave out the group, {group[:200]!r}")
         elif not group and action in GROUP_ACTIONS:
             outcome = Outcome(400, f"{action} is for one group of job {job[:200]!r}: name it")
+        elif elsewhere := who_leads(self._jobs):
+            outcome = Outcome(503, elsewhere)
         else:
             outcome = self._carry_out(action, job, GroupName(group), one_line(why[:MAX_REASON_LENGTH]))
         (_log if holder else _refused_log).warning(

@@ -70,6 +70,8 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
 
     async def job(request: Request) -> Response:
         name = request.path_params["job"]
+        if elsewhere := _views.who_leads(server.jobs):
+            return _problem(503, elsewhere)
         watched = observer.jobs.get(name)
         if watched is None or watched.job is None:
             known = f"{len(observer.jobs)} jobs are listed at /api/v1/jobs"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from jaxft_protocol.messages import GroupName
 
+from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator._server import Server
 from jaxft_coordinator._version import __version__
 from jaxft_coordinator.observe._watched import GONE, WatchedGroup, WatchedJob
@@ -36,6 +37,17 @@ def role(server: Server) -> str:
     if server.jobs.leading:
         return "leader"
     return "standby" if server.jobs.leader else "starting"
+
+
+def who_leads(jobs: Jobs) -> str:
+    """Return which coordinator to ask instead of this one; "" if this one leads."""
+    if jobs.leading:
+        return ""
+    if jobs.leader:
+        return f"this coordinator stands by, and {jobs.leader} leads: ask the HTTP port of that one"
+    return (
+        "this coordinator does not lead yet, and knows of no other that does: its log says what it waits for"
+    )
 
 
 def summary(watched: WatchedJob, now_s: float) -> Json:
