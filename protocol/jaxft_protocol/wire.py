@@ -417,7 +417,7 @@ def _text(name: str, value: str) -> str:
 
 def _line(name: str, value: str) -> str:
     """Read a text that logs and terminals show."""
-    return one_line(_text(name, value))
+    return one_line(_text(name, value))[:MAX_TEXT_LENGTH]  # what is escaped becomes longer
 
 
 def _count(name: str, value: int) -> int:
