@@ -50,7 +50,8 @@ class Spread:
             return [leaf]
         found: dict[Block, Any] = {}
         for shard in leaf.addressable_shards:
-            found.setdefault(block_of(shard.index, self.shape), shard.data)
+            index = shard.index[: len(self.shape)]  # that of a typed PRNG key goes on into its data
+            found.setdefault(block_of(index, self.shape), shard.data)
         return [found[block] for block in self.blocks]
 
     def join(self, pieces: Sequence[Any]) -> Any:

@@ -66,6 +66,17 @@ def test_joined_pieces_are_the_leaf(spec: PartitionSpec) -> None:
     np.testing.assert_array_equal(joined, host)
 
 
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec()])
+def test_typed_keys_are_split_and_joined_like_numbers(spec: PartitionSpec) -> None:
+    sharding = sharded(spec)
+    leaf = jax.device_put(jax.random.split(jax.random.key(0), 8), sharding)
+    whole = Spread((8,), sharding)
+    joined = whole.join(whole.split(leaf))
+    assert joined.dtype == leaf.dtype
+    assert joined.sharding.is_equivalent_to(sharding, 1)
+    np.testing.assert_array_equal(jax.random.key_data(joined), jax.random.key_data(leaf))
+
+
 def test_too_few_pieces_are_a_fault() -> None:
     with pytest.raises(ValueError, match="zip"):
         spread((8,), PartitionSpec("x"), 2).join([np.zeros(2)])
