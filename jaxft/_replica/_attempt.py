@@ -11,7 +11,7 @@ Each phase is announced on the logger at DEBUG: "compute step 3 shard 1", "excha
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,7 +204,8 @@ class Attempts:
             assert partials is not None
             partials.start_copies()
         record.compute_s += time.perf_counter() - began_s
-        return self._ranks.decide("exchange", not abort.is_set)
+        # The name tells a rank that has made another edit than rank 0, before a collective of one rank alone.
+        return self._ranks.decide(f"exchange{_edits_text(self._held.edits)}", not abort.is_set)
 
     def _start(self, call: Call, run: range, shards: tuple[int, ...], abort: Abort, record: Record) -> bool:
         """Compute what is missing of a run. Of the last shard, wait only for what the first exchange needs."""
@@ -420,6 +421,10 @@ class Attempts:
 
 def _stage_text(number: int) -> str:
     return f" stage {number}" if number else ""
+
+
+def _edits_text(edits: Collection[int]) -> str:
+    return f" after an edit of the leaves number {sorted(edits)}" if edits else ""
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxft._arrays._lanes import Part
 from jaxft._arrays._leaf_types import is_key
+from jaxft._arrays._pieces import Spread
 from jaxft._arrays._placement import place
 from jaxft._errors import ConfigurationError
 from jaxft._programs._compat import PyTreeDef
@@ -87,21 +89,30 @@ def _like(leaf: Any, mine: jax.Array, state: Any, index: int) -> jax.Array:
             f"{mine.dtype}{list(mine.shape)}. An edit must keep the types of the state; convert the leaf "
             "(`.astype(old.dtype)`)."
         )
-    if is_key(mine):
-        copy = jax.random.wrap_key_data(jnp.copy(jax.random.key_data(leaf)), impl=jax.random.key_impl(mine))
-        return jax.device_put(copy, mine.sharding) if mine.committed else copy
-    return place([np.array(leaf)], [mine])[0]
+    spread = Spread.of(mine.shape, mine.sharding)
+    copies = [np.array(block) for block in _blocks(leaf, mine)]
+    return spread.join(place(copies, spread.split(mine)))
 
 
 def _equal(leaf: jax.Array, mine: jax.Array) -> bool:
     """Whether two leaves have the same type and bits."""
     if mine.is_deleted() or (leaf.shape, leaf.dtype) != (mine.shape, mine.dtype):
         return False
-    return _bytes(leaf) == _bytes(mine)
+    pairs = zip(_blocks(leaf, mine), _blocks(mine, mine), strict=True)
+    return all(one.tobytes() == other.tobytes() for one, other in pairs)
 
 
-def _bytes(leaf: jax.Array) -> bytes:
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf).tobytes()
+def _blocks(leaf: Any, like: jax.Array) -> list[np.ndarray]:
+    """Of a leaf, the blocks that this process holds of `like`, which is of the same type; a key as its key data."""
+    spread = Spread.of(like.shape, like.sharding)
+    if spread.sharding is not None and isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return list(map(_on_host, spread.split(jax.device_put(leaf, like.sharding))))
+    host = _on_host(leaf)
+    return [host[Part(0, block).index] for block in spread.blocks]
+
+
+def _on_host(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf)
 
 
 def _name(state: Any, index: int) -> str:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxft
-from tests.processes.worker import KillAt, wait_for
+from tests.processes.worker import KillAt, join_world, spread, wait_for
 
 
 def init() -> dict[str, Any]:
@@ -46,6 +46,7 @@ def slower(state: dict[str, Any]) -> dict[str, Any]:
     """The edit: what schedules, `metrics.reset()` and a new key do."""
     return {
         **state,
+        "w": state["w"] * 0.5,
         "rate": state["rate"] * 0.5,
         "sum": np.zeros(2, np.float32),
         "key": jax.random.fold_in(state["key"], 1),
@@ -64,6 +65,8 @@ def main() -> None:
     )
     parser.add_argument("--look", type=int, default=0, help="every so many calls, at the step, to log it")
     parser.add_argument("--touch", type=int, default=-1, help="before this step, behind the job's back")
+    parser.add_argument("--copy", action="store_true", help="give the step a copy of its state")
+    parser.add_argument("--world", default="", help="RANK:RANKS:PORT:DEVICES, as in worker.py")
     parser.add_argument(
         "--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE"
     )
@@ -78,10 +81,14 @@ def main() -> None:
         logging.getLogger("jaxft").addHandler(KillAt(arguments.die, os.getpid()))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
-    def batch_for(step: int, shard: int) -> np.ndarray:
+    if arguments.world:
+        join_world(*map(int, arguments.world.split(":")))
+
+    def batch_for(step: int, shard: int) -> Any:
         if str(step) in gates:
             wait_for(gates[str(step)])
-        return np.random.default_rng([step, shard]).standard_normal((8, 4), dtype=np.float32)
+        batch = np.random.default_rng([step, shard]).standard_normal((8, 4), dtype=np.float32)
+        return spread(batch) if arguments.world else batch
 
     with arguments.events.open("a", buffering=1) as events:
 
@@ -90,7 +97,7 @@ def main() -> None:
 
         def train(manager: jaxft.Manager | None) -> None:
             step = jaxft.fault_tolerant(train_step, manager, shards=4)
-            state: Any = init()
+            state: Any = spread(init()) if arguments.world else init()
             if manager is not None and arguments.checkpoints and not arguments.no_restore:
                 state = manager.restore(state)
             if arguments.loop == "steps":
@@ -113,6 +120,8 @@ def main() -> None:
             for number in counted():
                 if number in arguments.edit:
                     state = step.edit(state, slower)
+                if arguments.copy:
+                    state = jax.tree.map(jnp.copy, state)
                 if number == arguments.touch:
                     state = {**state, "rate": jnp.float32(0.01)}
                 state, _ = step(state, batch_for)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft._launch._ranks import free_ports
-from tests.clusters import Cluster, Worker, cluster
+from tests.clusters import WORKER, Cluster, Worker, cluster
 
 AGAIN = 75
 
@@ -41,6 +41,7 @@ def start_ranks(
     own: Mapping[int, Sequence[str]] | None = None,
     devices: int = 1,
     coordinated: bool = True,
+    script: Path = WORKER,
 ) -> Group:
     """Start a group of so many processes with so many devices each; `own` are further flags of single ranks."""
     port = free_ports(1)[0]
@@ -52,18 +53,19 @@ def start_ranks(
                 *("--world", f"{rank}:{ranks}:{port}:{devices}", *flags),
                 *(own or {}).get(rank, ()),
                 coordinated=coordinated,
+                script=script,
             )
             for rank in range(ranks)
         ],
     )
 
 
-def digest_of(folder: Path, devices: int, *flags: str) -> str:
+def digest_of(folder: Path, devices: int, *flags: str, script: Path = WORKER) -> str:
     """The digest of the same training by one process with as many devices as a group's ranks, without a job.
 
     Two processes would give the same bits, and wait for each other in busy loops of gloo.
     """
     with cluster(folder) as here:
-        alone = start_ranks(here, "alone", 1, flags, devices=devices, coordinated=False)
+        alone = start_ranks(here, "alone", 1, flags, devices=devices, coordinated=False, script=script)
         here.until_finished(*alone.ranks)
         return alone.leader.events()[-1]["digest"]

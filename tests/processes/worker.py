@@ -99,7 +99,7 @@ def spread(tree: Any) -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
 
     def put(leaf: Any) -> jax.Array:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
         host = np.asarray(leaf)
         rows = jax.sharding.PartitionSpec("fsdp") if host.ndim > 1 else jax.sharding.PartitionSpec()
