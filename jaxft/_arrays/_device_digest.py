@@ -36,7 +36,7 @@ _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
-# From the leaves to the sums of each mesh's leaves, [leaves, 2] each.
+# From the leaves to the sums of each mesh's leaves, and whether copies of a leaf differ, [leaves, 3] each.
 _Fold: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
 _Kind: TypeAlias = tuple[Sharding, tuple[int, ...], np.dtype]  # of a leaf
 
@@ -82,16 +82,24 @@ class PendingDigest:
     """A digest that a device may still be computing."""
 
     def __init__(self, sums: Sequence[jax.Array], order: Sequence[int]) -> None:
-        self._sums = sums  # of each mesh's leaves, [leaves, 2]
+        self._sums = sums  # of each mesh's leaves, [leaves, 3]
         self._order = order  # the leaves' numbers, mesh by mesh
 
     def result(self) -> int:
         """Wait for the digest and return it: 64 bits, unsigned."""
-        table = np.zeros((len(self._order), 2), np.uint32)
+        low, high = _join(self._table[:, :2]).tolist()
+        return high << 32 | low
+
+    def apart(self) -> list[int]:
+        """Wait for the digest; return the numbers of the leaves of which devices hold copies that differ."""
+        return np.flatnonzero(self._table[:, 2]).tolist()
+
+    @functools.cached_property
+    def _table(self) -> np.ndarray:
+        table = np.zeros((len(self._order), 3), np.uint32)
         if self._sums:
             table[np.asarray(self._order)] = np.concatenate([np.asarray(some) for some in self._sums])
-        low, high = _join(table).tolist()
-        return high << 32 | low
+        return table
 
 
 def period_steps(state_bytes: int, platform: str) -> int:
@@ -170,9 +178,12 @@ def _on_device(leaf: jax.Array, sharding: Sharding) -> jax.Array:
 def _sums_on_mesh(
     leaves: Sequence[jax.Array], mesh: Mesh | None, specs: Sequence[PartitionSpec]
 ) -> jax.Array:
-    """The sums of each leaf, [leaves, 2]. One collective for all leaves; XLA would make one per leaf."""
+    """The sums of each leaf, and whether its copies differ, [leaves, 3].
+
+    One collective for all leaves; XLA would make one per leaf.
+    """
     if mesh is None:
-        return jnp.stack([jnp.stack(_leaf_sums(leaf, ())) for leaf in leaves])
+        return jnp.stack([jnp.stack((*_leaf_sums(leaf, ()), jnp.uint32(0))) for leaf in leaves])
 
     def local(pieces: list[jax.Array]) -> jax.Array:
         offsets = functools.cache(_offset)  # few differ, and XLA takes long to compile many
@@ -202,9 +213,9 @@ def _offset(axes: tuple[str, ...], size: int) -> jax.Array:
 
 
 def _joined_copies(sums: jax.Array, mesh: Mesh, split: frozenset[str]) -> jax.Array:
-    """The sums of leaves that these axes divide, [leaves, 2], from those of all devices: of one copy of each.
+    """The sums of leaves that these axes divide, from those of all devices: of one copy of each; [leaves, 3].
 
-    If copies differ, so does the result: memory that flips a bit of any copy is noticed.
+    If copies differ, so do the sums: memory that flips a bit of any copy is noticed. The last column says of which.
     """
     copies = jnp.sum(
         sums,
@@ -212,7 +223,9 @@ def _joined_copies(sums: jax.Array, mesh: Mesh, split: frozenset[str]) -> jax.Ar
         dtype=jnp.uint32,
     ).reshape(-1, *sums.shape[-2:])
     differences = _mix(copies - copies[:1])  # the mix of zero is zero
-    return copies[0] + jnp.sum(differences, axis=0, dtype=jnp.uint32)
+    apart = jnp.any(copies != copies[:1], axis=(0, 2)).astype(jnp.uint32)
+    joined = copies[0] + jnp.sum(differences, axis=0, dtype=jnp.uint32)
+    return jnp.concatenate([joined, apart[:, None]], axis=1)
 
 
 def _spec(sharding: Sharding) -> PartitionSpec:

@@ -44,6 +44,15 @@ class Spread:
             return (tuple((0, size) for size in self.shape),)
         return tuple(sorted(set(self._by_device().values())))
 
+    def blocks_of(self, rank: int) -> tuple[Block, ...]:
+        """As `blocks`, of any process of the group."""
+        if self.sharding is None:
+            return self.blocks
+        items = self.sharding.devices_indices_map(self.shape).items()
+        return tuple(
+            sorted({block_of(at or (), self.shape) for device, at in items if device.process_index == rank})
+        )
+
     def split(self, leaf: Any) -> list[Any]:
         """The pieces of a leaf: arrays on one device each, or the leaf itself."""
         if self.sharding is None:

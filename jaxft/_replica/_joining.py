@@ -5,12 +5,16 @@ import os
 from collections.abc import Mapping, Sequence
 
 import jax
+import numpy as np
 from jaxft_protocol.messages import HistoryId, Step
 from jaxft_protocol.replica.state import Prepared
 
+from jaxft._arrays._digest import digest as digest_of
+from jaxft._arrays._pieces import Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
+from jaxft._programs._leaves import labels
 from jaxft._programs._nonfinite import compared_policy
 from jaxft._ranks._ranks import CameApart, Directing, Ranks
 from jaxft._replica._config import GroupConfig
@@ -22,6 +26,10 @@ from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._version import __version__
 
 _log = logging.getLogger("jaxft")
+
+_EVERY_RANK = (
+    "Every rank must make the same first state: from the same seed and the same files, whatever its number."
+)
 
 
 class Joining:
@@ -69,6 +77,7 @@ class Joining:
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
         self._check_ranks(settings)
+        self._check_batch(call)
         self._settings, self._shards = settings, call.shards
         prepared = self._prepared(settings)
         with ctrl_c_later():
@@ -114,7 +123,7 @@ class Joining:
         """What tells the coordinator which state this group brings, and what must be equal in all groups."""
         self._saving.check(settings)
         self._held.publish()
-        digest = self._held.digest()
+        digest = self._checked_digest()
         return Prepared(
             Step(self._held.step),
             digest,
@@ -129,6 +138,54 @@ class Joining:
             _devices_of(self._held.leaves),
         )
 
+    def _checked_digest(self) -> int:
+        """The digest of the state, which is the same on all devices and in all ranks that hold it.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+        found = self._held.pending_digest()
+        digest, apart = found.result(), found.apart()
+        if apart:
+            assert self._held.programs is not None
+            names = labels(self._held.programs.unflatten(self._held.leaves))
+            first = names[apart[0]] or "(the state itself)"
+            raise ConfigurationError(
+                f"The state's leaf {first} has other values on some devices of group {self._config.group!r} than on "
+                f"others that hold the same part of it{_and_others(len(apart) - 1)}. {_EVERY_RANK}"
+            )
+        if self._ranks.choose("the digest of the first state", digest) != digest:
+            raise ConfigurationError(
+                f"Rank {self._ranks.rank} of group {self._config.group!r} has another state than its rank 0. "
+                f"{_EVERY_RANK}"
+            )
+        return digest
+
+    def _check_batch(self, call: Call) -> None:
+        """Refuse a first batch of which this rank has other values than rank 0 where both hold the same part.
+
+        Raises:
+            ConfigurationError: it is one.
+        """
+        if self._ranks.size == 1:
+            return
+        step, mine = self._held.step, self._ranks.rank
+        for path, leaf in jax.tree_util.tree_leaves_with_path(call.batch_for(step, 0)):
+            spread = Spread.of(np.shape(leaf), getattr(leaf, "sharding", None))
+            held = dict(zip(spread.blocks, spread.split(leaf), strict=True))
+            name = jax.tree_util.keystr(path) or "(the batch itself)"
+            for block in spread.blocks_of(0):
+                number = int(digest_of(held[block])[:16], 16) if block in held else 0
+                theirs = self._ranks.choose(f"the batch's leaf {name}, {block}", number)
+                if block in held and theirs != number:
+                    raise ConfigurationError(
+                        f"The batch's leaf {name} of step {step} and shard 0 has other values in rank {mine} of "
+                        f"group {self._config.group!r} than in its rank 0, and both hold the same part of it: JAX "
+                        "takes it as one array, so that samples would be left out. If each rank reads its own rows, "
+                        "make one array of them: `jax.make_array_from_process_local_data(sharding, rows)`, with a "
+                        "sharding over the devices of all ranks."
+                    )
+
     def _check_ranks(self, settings: Mapping[str, str]) -> None:
         """Rank 0 reports its own settings for the whole group, and the groups compare those."""
         try:
@@ -139,6 +196,10 @@ class Joining:
                 f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, settings "
                 f"or hardware. {error}"
             ) from error
+
+
+def _and_others(more: int) -> str:
+    return f", and so have {more} more" if more else ""
 
 
 def _devices_of(state: Sequence[jax.Array]) -> int:

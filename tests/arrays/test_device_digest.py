@@ -364,4 +364,6 @@ def test_a_bit_that_flips_in_any_copy_changes_the_digest(spec: P, copy: int) -> 
         for block, shard in zip(blocks, leaf.addressable_shards, strict=True)
     ]
     flipped = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
-    assert StateDigest().start([flipped]).result() != StateDigest().start([leaf]).result()
+    before, after = StateDigest().start([leaf, leaf]), StateDigest().start([leaf, flipped])
+    assert before.result() != after.result()
+    assert (before.apart(), after.apart()) == ([], [1])

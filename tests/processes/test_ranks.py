@@ -287,6 +287,31 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
         assert first.steps() == []
 
 
+@pytest.mark.parametrize(
+    ("both", "last", "said"),
+    [
+        (
+            (),
+            ("--count", "1"),
+            r"The state's leaf \['count'\] has other values on some devices of group 'group-0'",
+        ),
+        (("--own-rows",), (), r"The batch's leaf \[0\] of step 0 and shard 0 has other values in rank 1"),
+    ],
+    ids=["state", "batch"],
+)
+def test_a_rank_with_other_values_than_its_rank_0_is_refused_before_it_trains(
+    both: tuple[str, ...], last: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", *both, last=last)
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+            assert worker.steps() == []
+        assert group.ranks[1].process.returncode == 1, group.ranks[1].log()
+        assert re.search(said, group.ranks[1].log())
+
+
 def test_a_rank_that_does_not_enter_its_manager_in_time_ends_its_group(tmp_path: Path) -> None:
     """The others wait for it in a collective, which nothing else can end."""
     with cluster(tmp_path) as here:

@@ -219,6 +219,10 @@ def main() -> None:
     parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
     )
+    parser.add_argument("--count", type=int, default=0, help="of the first state, which is replicated")
+    parser.add_argument(
+        "--own-rows", action="store_true", help="each rank's batch is its rows, as plain arrays"
+    )
     parser.add_argument(
         "--world",
         default="",
@@ -272,6 +276,9 @@ def main() -> None:
         step = next(drawn) if arguments.impure else step
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
         x = x * np.float32(np.inf) if f"{step}:{shard}" == arguments.poison else x
+        if arguments.own_rows:
+            mine = slice(jax.process_index(), None, jax.process_count())
+            return x[mine], y[mine]
         return spread((x, y)) if arguments.world else (x, y)
 
     with arguments.events.open("a", buffering=1) as events:
@@ -280,6 +287,8 @@ def main() -> None:
             events.write(json.dumps({"t": time.time(), **event}) + "\n")
 
         state, a_step = init(arguments.width), train_step
+        if arguments.count:
+            state["count"] = jnp.int32(arguments.count)
         if arguments.model:
             model = runpy.run_path(str(Path(__file__).parents[1] / "staged_models.py"))["MODELS"][
                 arguments.model
