@@ -59,7 +59,8 @@ class LaunchOptions:
     each process sees all devices."""
     rungs: str = ""
     """Numbers of devices that a group may have, falling, such as 8,4,2: a group whose devices do not all come back
-    starts again with fewer, and with more once they work. The first is a group's share of --devices. See --probe."""
+    starts again with fewer, and with more once they work. The first is a group's share of --devices. For groups
+    of one process. See --probe."""
     probe: str = ""
     """Command that prints the numbers of this machine's devices that work, separated by commas or spaces. It is run
     every 10 s at least, and before each start of a group. For --rungs."""
@@ -170,19 +171,18 @@ def check_rungs(options: LaunchOptions, devices: Sequence[int]) -> None:
     if not rungs or not options.probe:
         given, lacking = ("--rungs", "--probe") if rungs else ("--probe", "--rungs")
         raise LaunchError(f"{given} needs {lacking}: docs/clusters.md has both.")
+    if options.nproc > 1:
+        raise LaunchError(
+            f"--rungs does not go with --nproc {options.nproc}: groups of several processes exchange device by "
+            "device, so the job would refuse one that comes back with fewer. Leave out --nproc: one process can use "
+            "all devices of a group."
+        )
     share = len(devices) // len(options.names)
     if rungs[0] != share:
         raise LaunchError(
             f"--rungs begins with {rungs[0]} devices, but each of {len(options.names)} groups has {share} of the "
             f"{len(devices)} in --devices. The first rung is a group with all of its devices."
         )
-    per_process = share // options.nproc
-    for rung in rungs:
-        if rung > per_process and rung % per_process:
-            raise LaunchError(
-                f"--rungs has {rung} devices, which processes with {per_process} devices each cannot have. Take "
-                f"multiples of {per_process}, or fewer than {per_process} for a single process."
-            )
     try:
         words = shlex.split(options.probe)
     except ValueError as error:

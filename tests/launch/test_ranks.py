@@ -83,9 +83,9 @@ def test_the_users_compilation_cache_stays(tmp_path: Path, monkeypatch: pytest.M
     assert "JAX_COMPILATION_CACHE_DIR" not in member.environment()
 
 
-@pytest.mark.parametrize("rungs", ["4,2,1", "4,1"])
-def test_rungs_that_processes_can_have(rungs: str) -> None:
-    check_options(LaunchOptions(nproc=2, devices="0,1,2,3", rungs=rungs, probe="true"))
+@pytest.mark.parametrize("rungs", ["4,2,1", "4,3"])
+def test_rungs_that_a_group_can_have(rungs: str) -> None:
+    check_options(LaunchOptions(devices="0,1,2,3", rungs=rungs, probe="true"))
 
 
 def test_one_group_of_an_array_has_its_number() -> None:
@@ -141,8 +141,8 @@ def test_one_group_of_an_array_has_its_number() -> None:
             "each of 2 groups has 1 of the 2",
         ),
         (
-            LaunchOptions(nproc=2, devices="0,1,2,3", rungs="4,3", probe="true"),
-            "--rungs has 3 devices, which processes with 2 devices each cannot have",
+            LaunchOptions(nproc=2, devices="0,1,2,3", rungs="4,2", probe="true"),
+            "--rungs does not go with --nproc 2: groups of several processes exchange device by device",
         ),
         (LaunchOptions(devices="0,1", rungs="2", probe="'"), "is no command: No closing quotation"),
         (
