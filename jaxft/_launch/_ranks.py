@@ -63,14 +63,10 @@ class Member:
         return range(self.node * self.nproc, (self.node + 1) * self.nproc)
 
     def on(self, devices: tuple[int, ...]) -> "Member":
-        """Return this group on some of its devices: as many to a process as before, or all to one."""
-        per_process = len(self.devices) // self.nproc
-        nproc = max(1, len(devices) // per_process)
+        """Return this group, which has one process, on some of its devices."""
         # For simulated devices; others are chosen by their numbers.
-        extra = self.extra | {"JAX_NUM_CPU_DEVICES": str(len(devices) // nproc)}
-        if self.nproc > nproc == 1:  # the program calls jax.distributed.initialize all the same
-            extra["JAX_COORDINATOR_ADDRESS"] = f"{HOST}:{free_ports(1)[0]}"
-        return replace(self, devices=devices, nproc=nproc, extra=extra)
+        extra = self.extra | {"JAX_NUM_CPU_DEVICES": str(len(devices))}
+        return replace(self, devices=devices, extra=extra)
 
     def environment(self) -> dict[str, str]:
         """Return what all of its processes have in common."""
