@@ -3,7 +3,6 @@
 import logging
 import re
 from collections.abc import Callable
-from typing import Any
 
 # Waiting for what the job decides next.
 WAIT = "wait"
@@ -12,6 +11,8 @@ APPLY = "apply"
 
 _ANNOUNCED = re.compile(r"(compute|exchange|vote|apply|replay|wait) step (\d+)")
 _HEALS = re.compile(r"heals to step (\d+)")
+
+_followers: list[Callable[[str, int], None]] = []  # of the logger of this process
 
 
 def announced(message: str) -> tuple[str, int] | None:
@@ -27,18 +28,24 @@ def follow(enter: Callable[[str, int], None]) -> None:
     """Call `enter` with each announced phase and its step, in the thread that enters it.
 
     Announcements are at level DEBUG. The logger is set to that level, and what lies below the program's own level is
-    kept out of its log, also if the program sets another level later.
+    kept out of its log, whenever and for whichever logger the program sets that.
     """
-    logger = logging.getLogger("jaxft")
-    shown: list[Any] = [max(logging.INFO, logger.getEffectiveLevel())]
+    _followers.append(enter)
+    if len(_followers) == 1:
+        _listen(logging.getLogger("jaxft"))
+
+
+def _listen(logger: logging.Logger) -> None:
+    own = [logger.level]
 
     def look(record: logging.LogRecord) -> bool:
         if found := announced(record.getMessage()):
-            enter(*found)
-        return record.levelno >= shown[0]
+            for enter in _followers:
+                enter(*found)
+        return record.levelno >= (own[0] or logging.getLogger().getEffectiveLevel())
 
     def set_level(level: int | str) -> None:
-        shown[0] = logging.getLevelNamesMapping()[level] if isinstance(level, str) else level
+        own[0] = logging.getLevelNamesMapping()[level] if isinstance(level, str) else level
 
     logger.addFilter(look)
     logger.setLevel(logging.DEBUG)
