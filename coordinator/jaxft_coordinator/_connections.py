@@ -30,7 +30,7 @@ class Connections:
         self._unauthenticated: dict[Peer, float] = {}  # when each was first seen, oldest first
         self._ended: Set[Peer] = set()  # gRPC may not have noticed yet
         # The sockets of admitted groups at the last sweep, by descriptor and inode: a new socket has another inode.
-        self._groups: dict[tuple[str, str], Peer] = {}
+        self._groups: dict[tuple[int, int, int], Peer] = {}
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
         """End unauthenticated connections that are too old or too many; return how many were ended.
@@ -53,19 +53,20 @@ class Connections:
     def _strangers(self, groups: Set[Peer]) -> dict[Peer, int]:
         """The descriptors of all connections to the port that are not an admitted group's."""
         found: dict[Peer, int] = {}
-        admitted: dict[tuple[str, str], Peer] = {}
-        for name in os.listdir("/proc/self/fd"):
+        admitted: dict[tuple[int, int, int], Peer] = {}
+        for fd in map(int, os.listdir("/proc/self/fd")):
             try:
-                key = (name, os.readlink(f"/proc/self/fd/{name}"))
+                status = os.fstat(fd)  # a tenth of the time of os.readlink
             except OSError:  # closed in the meantime
                 continue
-            peer = self._groups.get(key) or _peer(int(name), self._port)
+            key = (fd, status.st_dev, status.st_ino)
+            peer = self._groups.get(key) or _peer(fd, self._port)
             if peer is None:
                 continue
             if peer in groups:
                 admitted[key] = peer
             else:
-                found[peer] = int(name)
+                found[peer] = fd
         self._groups = admitted
         return found
 
