@@ -330,9 +330,12 @@ class Process(Trainer):
         """No group may take its state: it is none of this job's, the first of a founding undone, or distrusted."""
         if not self.replica.history:
             return True
+        return self.replica.counts_as_fresh and (not self.replica.step or self.is_distrusted())
+
+    def is_distrusted(self) -> bool:
+        """Whether the job takes no state of this group: it was not the majority's, or was fed by such a one."""
         leader = self.world.leader
-        distrusted = leader is not None and (self.name, self.incarnation) in leader.job.distrusted
-        return self.replica.counts_as_fresh and (not self.replica.step or distrusted)
+        return leader is not None and (self.name, self.incarnation) in leader.job.distrusted
 
     def _is_donor_of(self, other: "Process") -> bool:
         heal = other._fetches

@@ -365,8 +365,9 @@ class Truth:
         compared = heal.heal_id in self._told_digests
         if compared and donor.flipped_in(heal.step) and any(not one.flipped_in(heal.step) for one in donors):
             raise Violation("a corrupt donor feeds no joiner", f"{donor.name} feeds {process.name}")
-        of_it = process.replica.history == heal.history != 0 and not process.flipped
-        if of_it and len(process.history) > heal.step:
+        of_it = process.replica.history == heal.history != 0
+        sound = not process.flipped and not process.is_distrusted()
+        if of_it and sound and len(process.history) > heal.step:
             raise Violation(
                 "nothing that was applied is lost",
                 f"{process.name} holds step {len(process.history)} of this run, and heals back to {heal.step}",
