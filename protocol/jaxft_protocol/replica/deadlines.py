@@ -59,8 +59,8 @@ def _check(draft: Draft) -> None:
             return
         draft.fail(
             FailureKind.CANNOT_HEAL,
-            f"group {me.group!r} holds step {replica.step} of job {me.job!r}, whose last committed step is "
-            f"{replica.frontier_step}, and no group that holds it was connected for {timeout_s:g} s "
+            f"group {me.group!r} holds step {replica.step} of job {me.job!r}, which has committed step "
+            f"{replica.frontier_step} at least, and no group that holds it was connected for {timeout_s:g} s "
             f"({replica.waiting or 'no reason given'}). A fresh state never replaces a committed one, nor does one "
             "that is not known to be of this run: restart a group that holds it, restore a checkpoint, or start a "
             "new run under another job name.",

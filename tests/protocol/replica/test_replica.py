@@ -658,7 +658,7 @@ def test_a_state_that_nobody_holds_is_an_error_in_the_end():
     group.on(Tick())
     assert isinstance(group.directive, Fail)
     assert group.directive.failure.kind is FailureKind.CANNOT_HEAL
-    assert "holds step 2 of job 'job', whose last committed step is 9" in group.directive.failure.text
+    assert "holds step 2 of job 'job', which has committed step 9 at least" in group.directive.failure.text
     assert "step 9 needs 1 groups that hold it" in group.directive.failure.text
 
 
