@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -79,6 +80,15 @@ class Etcd:
         environment = {**os.environ, "ETCDCTL_API": "3"}
         done = patience.run(command, capture_output=True, env=environment, check=True, limit_s=PATIENCE_S)
         return json.loads(done.stdout) if done.stdout.startswith((b"{", b"[")) else done.stdout
+
+    def restore(self, snapshot: Path) -> None:
+        """Go back to what it had when `etcdctl snapshot save` made `snapshot`. It must not run."""
+        shutil.rmtree(self.folder / "data")
+        peer = f"http://127.0.0.1:{self.ports[1]}"
+        command = [str(BINARIES / "etcdutl"), "snapshot", "restore", str(snapshot)]
+        command += ["--data-dir", str(self.folder / "data"), "--name", "one"]
+        command += ["--initial-cluster", f"one={peer}", "--initial-advertise-peer-urls", peer]
+        patience.run(command, capture_output=True, check=True, limit_s=PATIENCE_S)
 
     def _answers(self) -> bool:
         # It listens only once it has joined its cluster.

@@ -550,6 +550,52 @@ def test_a_leader_goes_on_when_etcd_is_killed_and_comes_back(
     run(scenario)
 
 
+def test_a_leader_notices_that_etcd_was_restored_from_an_older_snapshot(tmp_path: Path):
+    """Else it would write the next decision beside older ones, and the next leader would take a mixture of both."""
+
+    async def scenario() -> None:
+        with etcd_in(tmp_path) as etcd:
+            store = EtcdStore([etcd.endpoint], ttl_s=LONG_S)
+            opened = await store.open("a:1")
+            await store.append([examples.saved(step=1)])
+            await asyncio.to_thread(etcd.ctl, "snapshot", "save", str(tmp_path / "snapshot"))
+            await store.append([examples.saved(step=2, places=3)])
+            etcd.kill()
+            await asyncio.to_thread(etcd.restore, tmp_path / "snapshot")
+            await asyncio.to_thread(etcd.start)
+            older = (
+                rf"etcd at {etcd.endpoint} has forgotten decisions .* \(it has write '{opened.term}/1', not "
+                rf"'{opened.term}/2'\)\. Each job goes on"
+            )
+            with pytest.raises(StoreLost, match=older):
+                await store.append([examples.moved(3)])
+            assert re.match(older, await store.lost())
+            again = await store.open("a:1")
+            assert examples.step_of(again) == 1
+            assert again.term > opened.term
+            await store.append([examples.moved(4)])
+            await store.close()
+            assert examples.step_of(await written(EtcdStore([etcd.endpoint], ttl_s=LONG_S))) == 4
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", [("del",), ("put", "nonsense")])
+def test_a_leader_notices_that_another_program_writes_under_its_keys(
+    change: tuple[str, ...], etcd: Etcd, prefix: str
+):
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        await store.open("a:1")
+        command, *value = change
+        await asyncio.to_thread(etcd.ctl, command, f"{prefix}/written", *value)
+        with pytest.raises(StoreLost, match="another program has written to it"):
+            await store.append([examples.saved()])
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_leader_renews_its_lease(etcd: Etcd, prefix: str):
     def left_s() -> int:
         lease = etcd.ctl("get", f"{prefix}/leader")["kvs"][0]["lease"]

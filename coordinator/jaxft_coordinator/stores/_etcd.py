@@ -12,7 +12,8 @@ wrongly believes that it leads. No clock decides what is durable; clocks only de
 
 Every append also compares and sets `written`. A request that timed out here may still reach etcd, even after later
 ones; by then `written` has changed, and the request does nothing. And an append may be resent until it is answered:
-if `written` already is its token, an earlier copy has arrived.
+if `written` already is its token, an earlier copy has arrived. If `written` is older than what was acknowledged, etcd
+was restored from a snapshot: this coordinator stops leading, and begins again from what etcd knows.
 """
 
 import asyncio
@@ -88,7 +89,8 @@ class EtcdStore:
         self._expires_s = 0.0
         self._created = 0
         self._jobs: dict[str, Saved] = {}
-        self._written = b""
+        # The newest append that etcd has acknowledged, and the newest that was sent.
+        self._written = 0
         self._appends = 0
         self._leader = ""
         self._renewing: asyncio.Task[None] | None = None
@@ -177,7 +179,7 @@ class EtcdStore:
     async def _create_leader(self, term_revision: int) -> Opened | None:
         """In one transaction, become the leader and read all jobs; None if another was faster."""
         value = records.encode(self._led)
-        self._written = f"{self._led.term}/0".encode()
+        self._written = self._appends = 0
         done, answers = await self._transaction(
             [
                 self._names.Create(self._key("leader")) == 0,
@@ -186,7 +188,7 @@ class EtcdStore:
             [
                 self._names.Put(self._key("leader"), value, self._lease_id),
                 self._names.Put(self._key("term"), value),
-                self._names.Put(self._key("written"), self._written),
+                self._names.Put(self._key("written"), self._token(self._written)),
                 self._get("leader"),
                 self._get_all("saved"),
                 self._get_all("moved"),
@@ -280,7 +282,7 @@ class EtcdStore:
     async def _append_part(self, values: Mapping[str, bytes | None]) -> None:
         """Write each value to its key (None: delete the key), all or none."""
         self._appends += 1
-        token = f"{self._led.term}/{self._appends}".encode()
+        number = self._appends
         operations = [self._put_or_delete(name, value) for name, value in values.items()]
         wait = Wait(at_once=False)
         unanswered = False
@@ -288,7 +290,7 @@ class EtcdStore:
             if self._lost.is_set():
                 raise StoreLost(self._why_lost)
             try:
-                if await self._append_once(token, operations):
+                if await self._append_once(number, operations):
                     return
             except EtcdFailed as error:
                 # If an earlier request may still arrive, "nothing was written" could be wrong.
@@ -298,23 +300,23 @@ class EtcdStore:
                 wait.say(f"waiting for etcd at {self._where} to write a decision: {error}")
                 await _pause()
 
-    async def _append_once(self, token: bytes, operations: Sequence[Any]) -> bool:
+    async def _append_once(self, number: int, operations: Sequence[Any]) -> bool:
         """Try to append; return whether it is durable now. If not, call again.
 
         Raises:
             EtcdFailed: etcd did not answer, or refused.
-            StoreLost: another coordinator leads.
+            StoreLost: another coordinator leads, or etcd has forgotten what it acknowledged.
         """
         done, answers = await self._transaction(
             [
                 self._names.Create(self._key("leader")) == self._created,
-                self._names.Value(self._key("written")) == self._written,
+                self._names.Value(self._key("written")) == self._token(self._written),
             ],
-            [self._names.Put(self._key("written"), token), *operations],
+            [self._names.Put(self._key("written"), self._token(number)), *operations],
             [self._get("leader"), self._get("written")],
         )
         if done:
-            self._written = token
+            self._written = number
             return True
         leader, written = answers
         if not leader or leader[0][1].create_revision != self._created:
@@ -328,9 +330,29 @@ class EtcdStore:
             self._lose(why)
             self._leader = address
             raise StoreLost(self._why_lost)
-        # Only this process writes here: it is an earlier copy of this append, or one that was cancelled.
-        self._written = written[0][0] if written else b""
-        return self._written == token
+        self._written = self._number_of(written[0][0] if written else b"")
+        return self._written == number
+
+    def _token(self, number: int) -> bytes:
+        return f"{self._led.term}/{number}".encode()
+
+    def _number_of(self, token: bytes) -> int:
+        """The append that etcd has, although it has not answered: an earlier copy of this one, or a cancelled one.
+
+        Raises:
+            StoreLost: it is older than one that etcd has acknowledged.
+        """
+        term, _, number = token.partition(b"/")
+        ours = term == str(self._led.term).encode() and number.isdigit()
+        if ours and self._written < int(number) <= self._appends:
+            return int(number)
+        self._lose(
+            f"etcd at {self._where} has forgotten decisions that it had acknowledged: it was restored from an older "
+            f"snapshot, or another program has written to it (it has write {token.decode(errors='replace')!r:.80}, "
+            f"not {self._token(self._written).decode()!r}). Each job goes on from the newest state that its groups "
+            "bring"
+        )
+        raise StoreLost(self._why_lost)
 
     def _put_or_delete(self, name: str, value: bytes | None) -> Any:
         if value is None:
