@@ -178,6 +178,20 @@ def test_groups_of_two_nodes_lose_a_process_and_the_bits_stay(tmp_path: Path) ->
         assert [event["digest"] for event in finished] == [undisturbed] * 4
 
 
+def test_a_coordinator_at_its_time_limit_is_requeued_and_one_that_is_cancelled_is_not(tmp_path: Path) -> None:
+    with slurm(tmp_path / "slurm") as machine:
+        run = Run(machine, tmp_path / "a run")
+        environment = {"JAXFT_RUN": str(run.folder), "JAXFT_PORT": str(free_ports(1)[0])}
+        # The limit is a minute, and Slurm tells it a minute before.
+        job = run.sbatch("coordinator.sbatch", "coordinator", "--time=1", **environment)
+        said = machine.folder / "coordinator.out"
+        run.until(lambda: said.exists() and said.read_text().count("leads as") == 2, "the second life")
+        assert "coordinator stops" in said.read_text()
+        machine.ask("scancel", job)
+        run.until(lambda: not machine.ask("squeue", "--noheader"), "an empty queue")
+        assert machine.show(job)["JobState"] == "CANCELLED"
+
+
 @pytest.mark.parametrize("script", ["coordinator.sbatch", "groups.sbatch"])
 def test_a_script_says_what_it_needs(script: str, tmp_path: Path) -> None:
     done = patience.run(
