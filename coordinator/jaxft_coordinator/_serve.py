@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,19 +31,35 @@ _GARBAGE_THRESHOLD = 50_000
 # Names a file for signs of life, which `jaxft launch` watches.
 _ALIVE_FILE = "JAXFT_ALIVE_FILE"
 _ALIVE_EVERY_S = 1.0
+# Once asked to end. Then it ends even if a disk that does not answer holds a thread, which nothing can end.
+END_WITHIN_S = 10.0
 
 
 def run(arguments: Arguments) -> None:
     """Serve until SIGTERM or SIGINT; exit with a message if that cannot be done."""
+    ending = threading.Timer(END_WITHIN_S, _end_now)
+    ending.daemon = True
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(arguments))
+            runner.run(serve(arguments, ending.start))
     except (OSError, ImportError, ValueError, StoreDamaged, credentials.CredentialsError) as error:
         sys.exit(f"jaxft-coordinator: {error}")
+    finally:
+        ending.cancel()
 
 
-async def serve(arguments: Arguments) -> None:
-    """Serve until SIGTERM or SIGINT, then end the streams and return."""
+def _end_now() -> None:
+    """End as if killed: what still waits for a disk was never announced."""
+    logging.getLogger("jaxft_coordinator").error(
+        "the coordinator has not ended within %.0f s, as when a disk does not answer: it ends at once. No decision "
+        "that a group has received is lost",
+        END_WITHIN_S,
+    )
+    os._exit(1)
+
+
+async def serve(arguments: Arguments, on_stop: Callable[[], None]) -> None:
+    """Serve until SIGTERM or SIGINT, then call `on_stop`, end the streams and return."""
     if file := os.environ.get(_ALIVE_FILE):
         _give_signs(Path(file))
     options = Options(
@@ -69,7 +86,7 @@ async def serve(arguments: Arguments) -> None:
     http = _http_port(arguments, server, observer, secret)
     stopped = asyncio.Event()
     with _set_by_signals(stopped):
-        await _serve_until(stopped, server, http, events)
+        await _serve_until(stopped, server, http, events, on_stop)
 
 
 def _give_signs(file: Path) -> None:
@@ -94,7 +111,11 @@ def _set_by_signals(stopped: asyncio.Event) -> Iterator[None]:
 
 
 async def _serve_until(
-    stopped: asyncio.Event, server: Server, http: "HttpPort | None", events: EventFile | None
+    stopped: asyncio.Event,
+    server: Server,
+    http: "HttpPort | None",
+    events: EventFile | None,
+    on_stop: Callable[[], None],
 ) -> None:
     await server.start()
     if http is not None:
@@ -109,6 +130,7 @@ async def _serve_until(
     # It runs until it fails, for example because the store cannot be read.
     server.running.add_done_callback(lambda _: stopped.set())
     await stopped.wait()
+    on_stop()
     logging.getLogger("jaxft_coordinator").info("coordinator stops")
     failure = _failure(server.running)
     if http is not None:

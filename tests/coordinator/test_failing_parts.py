@@ -1,9 +1,11 @@
 """What ends a part of the coordinator is said, and ends what cannot go on without that part, and nothing else."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from jaxft_coordinator import _server
@@ -71,6 +73,29 @@ def test_the_process_ends_with_an_error_when_its_main_task_is_cancelled() -> Non
     done = patience.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert "main task was cancelled" in done.stderr
+
+
+def test_a_disk_that_does_not_answer_is_named_and_does_not_keep_the_process(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")  # whoever opens it waits
+    program = (
+        "import sys\n"
+        "from jaxft_coordinator import _cli, _serve\n"
+        "from jaxft_coordinator.stores import _store\n"
+        "_serve.END_WITHIN_S, _store.SAY_EVERY_S = 0.5, 0.1\n"
+        "_cli.main()\n"
+    )
+    command = [sys.executable, "-c", program, "--bind", "localhost:0", "--state", str(tmp_path)]
+    log = tmp_path / "said"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stderr=output)
+    try:
+        waits = f"waiting for the disk of {tmp_path} to read and rewrite what it remembers"
+        patience.until(lambda: waits in log.read_text(), "what it waits for", context=log.read_text)
+        process.terminate()
+        assert patience.wait(process) == 1
+    finally:
+        process.kill()
+    assert "the coordinator has not ended within 0 s, as when a disk does not answer" in log.read_text()
 
 
 def test_a_look_at_connections_that_fails_is_said_and_is_not_the_last(

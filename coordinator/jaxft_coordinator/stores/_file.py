@@ -64,7 +64,7 @@ class FileStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxft store")
         try:
             await self._lead()
-            opened = await self._do(lambda: self._begin(address))
+            opened = await self._do("read and rewrite what it remembers", lambda: self._begin(address))
         except BaseException:
             await self.close()
             raise
@@ -82,8 +82,7 @@ class FileStore:
         if not records:
             return
         try:
-            with saying(f"waiting for the disk of {self._folder} to write a decision"):
-                await self._do(lambda: self._append(records))
+            await self._do("write a decision", lambda: self._append(records))
         except StoreLost as error:
             self._lose(str(error))
             raise
@@ -96,13 +95,14 @@ class FileStore:
         self._lose("it has closed its store")
         if self._thread is None:
             return
-        await self._do(self._let_go)
+        await self._do("let go of it", self._let_go)
         self._thread.shutdown(wait=False)
         self._thread = None
 
-    async def _do(self, work: Callable[[], T]) -> T:
+    async def _do(self, what: str, work: Callable[[], T]) -> T:
         assert self._thread is not None, "open the store first"
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        with saying(f"waiting for the disk of {self._folder} to {what}"):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _lose(self, why: str) -> None:
         self._leader = ""
@@ -115,7 +115,7 @@ class FileStore:
     async def _lead(self) -> None:
         """Wait until this process holds the lock."""
         wait = Wait(at_once=True)
-        while not await self._do(self._try_lock):
+        while not await self._do("lock it", self._try_lock):
             who = self._leader or "a coordinator at an unknown address"
             wait.say(f"stands by: {who} leads, and holds {self._lock_path}")
             await asyncio.sleep(_POLL_S)
