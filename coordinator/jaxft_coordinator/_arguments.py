@@ -1,7 +1,9 @@
 """The arguments of `jaxft-coordinator`, and whether they fit together."""
 
 import ipaddress
+import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +14,8 @@ from jaxft_coordinator import limits
 
 # Groups get times in milliseconds, as numbers of 32 bits. This is 24 days.
 _MAX_MS = 2**31 - 1
+# Flags that may be given with an empty value; it means the same as none.
+_MAY_BE_EMPTY = {"--http", "--advertise", "--etcd-user"}
 _ADDRESSES = {"bind": "[::]:29510", "http": "[::]:29511", "advertise": "coordinator-0:29510"}
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
@@ -86,6 +90,19 @@ class TokenArguments:
     """Print the operator's token: it allows actions on all jobs (--http-actions), and no group to take part."""
 
 
+def emptiness_of(words: Sequence[str]) -> str:
+    """Which flag of a command line has an empty value that must name something; "" if none has.
+
+    Once parsed, an empty path is the current folder, and an empty list of endpoints is none.
+    """
+    for word, after in itertools.pairwise([*words, "-"]):
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        if flag.startswith("--") and not (value if equals else after) and flag not in _MAY_BE_EMPTY:
+            return f"{flag} has an empty value, as from a shell variable that is not set: give it one, or omit it"
+    return ""
+
+
 def problem_of(arguments: Arguments) -> str:
     """What is wrong with the arguments; "" if nothing is."""
     if arguments.log_level.upper() not in logging.getLevelNamesMapping():
@@ -153,11 +170,12 @@ def exposure_of(arguments: Arguments) -> str:
 
 
 def _may_be_address(flag: str, address: str) -> bool:
-    """Whether an address can be that of a flag. Only --bind is no option, and what is advertised is dialled."""
+    """Whether an address can be that of a flag. Only --bind is no option, and what is advertised is dialled.
+
+    gRPC would also listen on unix:PATH, but no group can dial it.
+    """
     if not address:
         return flag != "bind"
-    if address.startswith("unix:"):
-        return flag == "bind"
     host, colon, port = address.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         return False
@@ -169,4 +187,4 @@ def _is_local(bind: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, which may stand for any address
-        return bind.startswith("unix:")
+        return False

@@ -7,7 +7,7 @@ import tyro
 from jaxft_protocol.standard_streams import open_closed_streams, quiet_without_reader
 
 from jaxft_coordinator import _listener
-from jaxft_coordinator._arguments import Arguments, TokenArguments, exposure_of, problem_of
+from jaxft_coordinator._arguments import Arguments, TokenArguments, emptiness_of, exposure_of, problem_of
 from jaxft_coordinator._version import __version__
 
 
@@ -18,6 +18,8 @@ def main() -> None:
 
 
 def _run() -> None:
+    if problem := emptiness_of(sys.argv[1:]):
+        sys.exit(f"jaxft-coordinator: {problem}")
     if sys.argv[1:2] == ["token"]:
         _print_token(tyro.cli(TokenArguments, prog="jaxft-coordinator token", args=sys.argv[2:]))
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 from jaxft_coordinator import _listener, limits
-from jaxft_coordinator._arguments import Arguments, problem_of
+from jaxft_coordinator._arguments import Arguments, emptiness_of, problem_of
 from jaxft_coordinator._cli import main
 from jaxft_protocol import wire
 from jaxft_protocol.messages import GroupName, Hello, Incarnation, Welcome
@@ -153,7 +153,6 @@ def test_every_number_that_groups_get_has_a_limit(name: str, most: int):
             for right in ("localhost:1", "[::1]:65535", "127.0.0.1:29510")
         ),
         (("bind", "http"), ":0"),
-        (("bind",), "unix:/run/jaxft"),
         (("http", "advertise"), ""),
         *(
             ((), wrong)
@@ -163,6 +162,7 @@ def test_every_number_that_groups_get_has_a_limit(name: str, most: int):
                 "localhost:http",
                 "localhost:65536",
                 "localhost:-1",
+                "unix:/run/jaxft",
                 "h:1 ",
             )
         ),
@@ -174,6 +174,30 @@ def test_an_address_is_checked_before_anything_listens(flags: tuple[str, ...], r
         found = problem_of(Arguments(**{flag: right}))  # pyright: ignore[reportArgumentType]
         assert found.startswith("" if flag in flags else f"--{flag} must be host:port, such as ")
         assert bool(found) == (flag not in flags), (flag, found)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--state", "--etcd", "--token-file", "--events", "--tls_cert", "--log-level"]
+)
+def test_an_empty_value_is_refused_before_anything_is_written(
+    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ([flag, ""], [f"{flag}="], [flag, "", "--bind", "localhost:0"], ["token", flag, "", "job"]):
+        status, said = run_here(monkeypatch, capsys, *words)
+        name = flag.replace("_", "-")
+        assert status == 1
+        assert (
+            f"jaxft-coordinator: {name} has an empty value, as from a shell variable that is not set" in said
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_value_may_mean_none() -> None:
+    assert (
+        emptiness_of(["--http", "", "--advertise=", "--etcd-user", "", "--state", "a=", "--events=b=", "-h"])
+        == ""
+    )
 
 
 def test_the_defaults_are_all_right():

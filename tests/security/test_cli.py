@@ -68,7 +68,7 @@ def test_what_others_can_reach_needs_one_of_three(bind: str) -> None:
         assert exposure_of(opened) == ""
 
 
-@pytest.mark.parametrize("bind", ["localhost:29510", "127.0.0.1:0", "127.8.9.1:0", "[::1]:0", "unix:/run/x"])
+@pytest.mark.parametrize("bind", ["localhost:29510", "127.0.0.1:0", "127.8.9.1:0", "[::1]:0"])
 def test_this_machine_alone_needs_nothing(bind: str) -> None:
     assert exposure_of(Arguments(bind=bind)) == ""
 
