@@ -76,7 +76,7 @@ def test_the_process_ends_with_an_error_when_its_main_task_is_cancelled() -> Non
 
 
 def test_a_disk_that_does_not_answer_is_named_and_does_not_keep_the_process(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "log")  # whoever opens it waits
+    os.mkfifo(tmp_path / "log")  # to open it takes a writer
     program = (
         "import sys\n"
         "from jaxft_coordinator import _cli, _serve\n"

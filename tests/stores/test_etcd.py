@@ -596,6 +596,22 @@ def test_a_leader_notices_that_another_program_writes_under_its_keys(
     run(scenario)
 
 
+def test_a_term_grows_although_etcd_is_emptied_and_the_clock_set_back(
+    etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch
+):
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        first = await store.open("a:1")
+        await asyncio.to_thread(etcd.ctl, "del", "--prefix", prefix)
+        monkeypatch.setattr(time, "time", lambda: first.term - 86_400.0)
+        with pytest.raises(StoreLost):
+            await store.append([examples.saved()])
+        assert (await store.open("a:1")).term == first.term + 1
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_leader_renews_its_lease(etcd: Etcd, prefix: str):
     def left_s() -> int:
         lease = etcd.ctl("get", f"{prefix}/leader")["kvs"][0]["lease"]

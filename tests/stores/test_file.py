@@ -305,6 +305,22 @@ def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path,
     run(scenario)
 
 
+def test_a_term_grows_although_the_log_is_deleted_and_the_clock_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def scenario() -> None:
+        store = FileStore(tmp_path)
+        first = await store.open("a:1")
+        (tmp_path / "log").unlink()
+        monkeypatch.setattr(time, "time", lambda: first.term - 86_400.0)
+        with pytest.raises(StoreLost):
+            await store.append([examples.saved()])
+        assert (await store.open("a:1")).term == first.term + 1
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_deleted_lock_file_does_not_make_two_leaders_of_the_next_two(tmp_path: Path):
     """The one that waits on the deleted file must not take it for the lock."""
 

@@ -160,8 +160,8 @@ class EtcdStore:
             self._leader = led_in(leader[0][1]).address
             return None
         before = led_in(term[0][1]).term if term else 0
-        # From the clock, so that the term still grows if etcd was emptied.
-        self._led = records.Led(max(before + 1, int(time.time())), address)
+        # From the clock, so that the term still grows if etcd was emptied; and above this process's last.
+        self._led = records.Led(max(before + 1, self._led.term + 1, int(time.time())), address)
         await self._take_lease()
         try:
             opened = await self._create_leader(term[0][1].mod_revision if term else 0)

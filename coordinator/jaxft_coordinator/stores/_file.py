@@ -154,8 +154,8 @@ class FileStore:
                     jobs = kept.folded(jobs, written)
                 except ValueError as error:
                     raise _logfile.damage(self._log_path, offset, str(error)) from error
-        # From the clock, so that the term still grows if the folder was emptied.
-        self._led = records.Led(max(term + 1, int(time.time())), address)
+        # From the clock, so that the term still grows if the folder was emptied; and above this process's last.
+        self._led = records.Led(max(term + 1, self._led.term + 1, int(time.time())), address)
         self._jobs, self._kept = jobs, kept
         with _teaching(f"cannot write to {self._folder}"):
             self._rewrite()

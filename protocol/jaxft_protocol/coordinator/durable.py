@@ -98,6 +98,7 @@ def emptied(job: Job) -> Job:
         last_quorum_id=job.last_quorum_id,
         last_heal_id=job.last_heal_id,
         term=job.term,
+        outdone_s=job.outdone_s,
         halted=job.halted,
         idle_since=job.idle_since,
     )

@@ -3,7 +3,8 @@
 A group ignores coordinators with a lower term than the highest it has met, and sends that term in its Hello.
 
 *With a store*, the store counts the terms. A coordinator that learns of a higher term has been replaced without
-noticing. It answers with its own term, so the group closes the stream and finds the other coordinator.
+noticing. It answers with its own term, so the group closes the stream and finds the other coordinator. Only a store
+that was emptied or restored under a clock that is behind has no such other one; the log says what to do then.
 
 *Without a store*, a term is taken from the clock, which may be behind the previous coordinator's. So terms are
 learned, separately for each job: the first group in this life of the coordinator raises the job's term above the
@@ -58,9 +59,15 @@ def _outdone_since_s(draft: Draft) -> float:
 def _turn_away(draft: Draft, session: SessionId, message: Hello) -> None:
     job, since_s = draft.job, _outdone_since_s(draft)
     if since_s == draft.now_s:
+        why = "and other decisions for the job"
+        if job.options.durable:
+            why = (
+                "from its store. If no other coordinator leads, this store was emptied or restored, and the clock of "
+                "this machine is behind: set it right, and restart this coordinator"
+            )
         draft.log(
             f"turns {message.group} away: it has met a coordinator of term {message.term}, and this one has term "
-            f"{job.term} and other decisions for the job"
+            f"{job.term} {why}"
         )
     draft.update(outdone_s=(since_s, draft.now_s))
     welcome = Welcome(job.options.heartbeat_interval_ms, term=job.term)

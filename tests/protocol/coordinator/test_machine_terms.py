@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxft_protocol.coordinator import durable
 from jaxft_protocol.messages import Evicted, Heal, Welcome
 
 from tests.protocol.coordinator.helpers import Desk, members
@@ -95,6 +96,21 @@ def test_with_a_store_nothing_is_learned():
         assert welcomed(desk, "a", TERM + 1) is None
         desk.wait(1.0)
     assert welcomed(desk, "b", TERM) == TERM
+
+
+def test_with_a_store_it_says_once_what_to_do_if_no_other_leads():
+    """Such as on an emptied folder, on a machine whose clock is behind."""
+    desk = fresh(durable=True)
+    said: list[str] = []
+    for _ in range(30):
+        said += desk.hello("a", term=TERM + 1).reports
+        desk.job = durable.emptied(desk.job)  # as the shell does
+        desk.wait(1.0)
+    assert said == [
+        f"[job] turns a away: it has met a coordinator of term {TERM + 1}, and this one has term {TERM} from its "
+        "store. If no other coordinator leads, this store was emptied or restored, and the clock of this machine is "
+        "behind: set it right, and restart this coordinator"
+    ]
 
 
 def test_one_that_is_turned_away_does_not_take_the_place_of_another():
