@@ -679,6 +679,39 @@ def test_a_password_is_given(tmp_path: Path):
         run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("password", "advice"),
+    [
+        (
+            "changed",
+            "authentication failed, .* Put the user's password into --etcd-password-file, and restart",
+        ),
+        ("secret", "permission denied. Let the user read and write the keys that begin with jaxft/"),
+    ],
+)
+def test_it_says_what_to_do_about_a_user_that_etcd_refuses(
+    password: str, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    with etcd_in(tmp_path) as etcd:
+        for words in (
+            ("user", "add", "root:secret"),
+            ("user", "grant-role", "root", "root"),
+            ("user", "add", "powerless:secret"),
+            ("auth", "enable"),
+        ):
+            etcd.ctl(*words)
+
+        async def scenario() -> None:
+            store = EtcdStore([etcd.endpoint], ttl_s=LONG_S, user="powerless", password=password)
+            opening = asyncio.create_task(store.open("a:1"))
+            await until(lambda: re.search(advice, caplog.text))
+            opening.cancel()
+            await asyncio.wait([opening])
+
+        run(scenario)
+
+
 def make_certificate(folder: Path) -> Pem:
     """A certificate for etcd and for who dials it, that is its own authority."""
     subject = ["-subj", "/CN=etcd", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]

@@ -81,7 +81,8 @@ class Link:
             raise EtcdFailed(f"the connection to etcd at {endpoint} was closed") from error
         except (self._aetcd.ClientError, self._aetcd.rpc.RpcError) as error:
             await self._give_up()
-            raise EtcdFailed(f"etcd at {endpoint} answered: {error or type(error).__name__}") from error
+            text = f"{error or type(error).__name__}"
+            raise EtcdFailed(f"etcd at {endpoint} answered: {text}{_advice(text)}") from error
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -101,6 +102,15 @@ class Link:
     async def _give_up(self) -> None:
         self._next += 1
         await self.close()
+
+
+def _advice(answer: str) -> str:
+    """What to do about an answer that does not change by itself."""
+    if "authentication failed" in answer:
+        return ". Put the user's password into --etcd-password-file, and restart the coordinator, which reads it once"
+    if "permission denied" in answer:
+        return ". Let the user read and write the keys that begin with jaxft/"
+    return ""
 
 
 def client_library() -> Any:
