@@ -260,22 +260,34 @@ async def fill(store: EtcdStore) -> None:
         await store.append([examples.big("big", 1_000_000 + i)])
 
 
-def test_a_full_etcd_fails_the_append_and_nothing_else(tmp_path: Path):
+def test_a_full_etcd_fails_the_append_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
     with etcd_in(tmp_path, "--quota-backend-bytes", str(4 << 20)) as etcd:
 
         async def scenario() -> None:
             store = EtcdStore([etcd.endpoint], ttl_s=LONG_S)
             await store.open("a:1")
             await store.append([examples.saved(step=3)])
-            with pytest.raises(OSError, match=r"space exceeded.*Nothing was written.*alarm disarm") as caught:
+            with pytest.raises(
+                OSError, match=r"nothing was written: .*space exceeded.*alarm disarm"
+            ) as caught:
                 await fill(store)
             assert caught.value.errno == errno.ENOSPC
             with pytest.raises(OSError, match="space exceeded"):
                 await store.append([examples.moved(4)])
+            # Nor can one that begins write its term, and it says the same.
+            await store.close()
+            opening = asyncio.create_task(store.open("a:1"))
+            await until(
+                lambda: re.search(
+                    "waiting for etcd .*space exceeded. Compact and .*alarm disarm", caplog.text
+                )
+            )
             revision = etcd.ctl("get", "jaxft/leader")["header"]["revision"]
             etcd.ctl("compaction", str(revision))
             etcd.ctl("defrag")
             etcd.ctl("alarm", "disarm")
+            await opening
             await store.append([examples.moved(4)])
             await store.close()
             assert examples.step_of(await written(store)) == 4

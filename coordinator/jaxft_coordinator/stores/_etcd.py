@@ -392,12 +392,7 @@ def _refused(error: EtcdFailed, size: int) -> OSError:
     if error.errno == errno.EMSGSIZE:
         limit = f"etcd takes 1.5 MB in one request by default ({error})"
         return too_big(size, limit, "Start etcd with a higher --max-request-bytes")
-    return OSError(
-        error.errno,
-        f"{error}. Nothing was written. Compact and defragment etcd, and disarm its alarm (etcdctl compaction, "
-        "defrag, alarm disarm): the coordinator then continues by itself. With --auto-compaction-retention=1h etcd "
-        "removes old revisions automatically",
-    )
+    return OSError(error.errno, f"nothing was written: {error}")
 
 
 async def _pause() -> None:

@@ -15,6 +15,7 @@ T = TypeVar("T")
 _CLOSE_TIMEOUT_S = 1.0
 # Each saved job fits into etcd's 1.5 MB request limit; a coordinator that takes over reads them all at once.
 _MAX_ANSWER_BYTES = 256 << 20
+_FULL = "database space exceeded"
 _OPTIONS = {
     "grpc.max_receive_message_length": _MAX_ANSWER_BYTES,
     # A new client dials at once, without waiting out the backoff of an earlier one.
@@ -31,7 +32,7 @@ class EtcdFailed(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.errno = 0
-        if "database space exceeded" in text:
+        if _FULL in text:
             self.errno = errno.ENOSPC
         elif "request is too large" in text or "message larger than max" in text:
             self.errno = errno.EMSGSIZE
@@ -110,6 +111,12 @@ def _advice(answer: str) -> str:
         return ". Put the user's password into --etcd-password-file, and restart the coordinator, which reads it once"
     if "permission denied" in answer:
         return ". Let the user read and write the keys that begin with jaxft/"
+    if _FULL in answer:
+        return (
+            ". Compact and defragment etcd, and disarm its alarm (etcdctl compaction, defrag, alarm disarm): the "
+            "coordinator then continues by itself. With --auto-compaction-retention=1h etcd removes old revisions "
+            "automatically"
+        )
     return ""
 
 
