@@ -31,7 +31,7 @@ KNOWN = {
     ("jaxft/_transport/_listener.py", "Listener._admit_heal"): "tests/transport/test_listener.py",
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
     ("jaxft/_checkpoints/_written.py", "Written.__init__"): "tests/checkpoints/test_saving.py",
-    ("jaxft/data/_prefetch.py", "Prefetch.__init__"): "tests/data/test_prefetch.py",
+    ("jaxft/data/_workers.py", "Workers.submit"): "tests/data/test_prefetch.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",
     ("jaxft/_arrays/_device_sums.py", "adds_as_numpy"): "tests/arrays/test_device_sums.py",
     ("jaxft/_heal/_store.py", "StateStore._start_copy"): "tests/heal/test_accelerator_state.py",

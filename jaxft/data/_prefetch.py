@@ -4,13 +4,14 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from jaxft._numbers import whole
 from jaxft._programs._checks import check_batch_function, refuse_iterator
 from jaxft.data._contexts import JaxContext
 from jaxft.data._streams import Streams
+from jaxft.data._workers import Workers
 
 _log = logging.getLogger("jaxft")
 
@@ -23,7 +24,8 @@ class Prefetch:
     Once a shard of a step was asked for, the same shard of the next steps is computed while the step runs. What is
     asked for otherwise, such as the shard of a lost group, is computed at once. An exception of `batch_for` is raised
     in the step that asks for that batch, and nowhere if none does. What the loop has set with a `with` statement,
-    such as `jax.set_mesh(mesh)`, `jax.enable_x64(True)` and context variables, is also set in the threads.
+    such as `jax.set_mesh(mesh)`, `jax.enable_x64(True)` and context variables, is also set in the threads. A program
+    that ends drops what no thread has begun, and waits for what runs, up to 10 s.
 
     Example:
         >>> import numpy as np
@@ -52,7 +54,7 @@ class Prefetch:
             batch_for.read_ahead(self._ahead)
         self._futures: dict[tuple[int, int], tuple[JaxContext, Future[Any]]] = {}
         self._lock = threading.Lock()
-        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="jaxft-data")
+        self._workers = Workers(workers)
 
     @property
     def shards(self) -> int | None:

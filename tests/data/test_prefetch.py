@@ -1,5 +1,6 @@
 """Batches that worker threads compute ahead: the same ones, errors where they are asked for, and little memory."""
 
+import sys
 import threading
 from typing import Any
 
@@ -167,3 +168,48 @@ def test_arguments_that_cannot_be_right() -> None:
     for wrong in ({"ahead": 0}, {"workers": 0}):
         with pytest.raises(ConfigurationError, match="must be at least 1"):
             Prefetch(DATA, **wrong)
+
+
+ENDS = """
+import threading
+import numpy as np
+from jaxft.data import Prefetch, _workers
+
+_workers.LEAVE_S = {leave_s}
+begun = threading.Event()
+
+def batch_for(step, shard):
+    print("computes step", step, flush=True)
+    if step == 1:
+        begun.set()
+        {runs}
+    return np.zeros(1)
+
+batches = Prefetch(batch_for, ahead=3)
+batches(0, 0)
+begun.wait()
+{last}
+print("the program ends", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("runs", "leave_s", "last"),
+    [("_workers._leaving.wait()", patience.FAR_S, ""), ("threading.Event().wait()", 0.01, "del batches")],
+    ids=["slow", "hangs"],
+)
+def test_a_program_ends_without_what_no_worker_has_begun(runs: str, leave_s: float, last: str) -> None:
+    program = ENDS.format(runs=runs, leave_s=leave_s, last=last)
+    ended = patience.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "computes step 0\ncomputes step 1\nthe program ends\n"
+    assert ("still computes a batch" in ended.stderr) == (leave_s < 1)
+
+
+def test_threads_end_with_what_they_compute_for() -> None:
+    batches = Prefetch(DATA)
+    before = set(threading.enumerate())
+    batches(0, 0)
+    [thread] = set(threading.enumerate()) - before
+    del batches
+    patience.join(thread)
