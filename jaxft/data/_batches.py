@@ -185,6 +185,7 @@ class Batches:
 
     def _index(self, step: int, shard: int) -> np.ndarray:
         """The numbers of a shard's samples, int64, with -1 for padding, which is always at the end."""
+        step, shard = whole("step", step), whole("shard", shard)
         if step < 0 or not 0 <= shard < self.shards:
             raise ConfigurationError(
                 f"There is no shard {shard} of step {step}: steps count from 0, and these batches have {self.shards} "

@@ -6,6 +6,8 @@ keeps it a bijection. A permutation drawn with numpy would take memory for every
 bits only within one version.
 """
 
+import operator
+
 import numpy as np
 
 _ROUNDS = 4  # enough to shuffle (Luby and Rackoff, 1988); not a cipher
@@ -62,7 +64,7 @@ def mix(*words: int) -> int:
     """
     state = 0
     for word in words:
-        state = (state ^ word) + _ADDED & _MASK_64
+        state = (state ^ operator.index(word)) + _ADDED & _MASK_64
         state = (state ^ state >> 30) * _FACTORS[0] & _MASK_64
         state = (state ^ state >> 27) * _FACTORS[1] & _MASK_64
         state ^= state >> 31

@@ -146,6 +146,13 @@ def test_a_batch_is_a_pure_function_of_step_and_shard() -> None:
     assert one(7, 1).index.tolist() == [16, 1, 8, 6]
 
 
+@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8, jnp.int32])
+def test_a_step_may_be_a_number_of_numpy(number: Any) -> None:
+    batches = Batches(np.arange(10), shards=2, samples_per_shard=2)
+    np.testing.assert_array_equal(batches(number(4), number(1)).index, batches(4, 1).index)
+    assert mix(number(7), number(4)) == mix(7, 4)
+
+
 def test_any_indexable_source() -> None:
     assert batches(np.arange(50.0), seed=None)(0, 1).samples.tolist() == [4.0, 5.0, 6.0, 7.0]
     assert batches(range(50), seed=None)(0, 1).samples.tolist() == [4, 5, 6, 7]
