@@ -53,9 +53,9 @@ class Source:
         self._source = self._iterable(self._make(self._shard))
         if known is not None:
             self._restore(known.position, known.state)
-        elif position and callable(skip := getattr(self._source, "skip", None)):
+        elif position and self.skips:
             _log.info("shard %d: its source skips to batch %d", self._shard, position)
-            rest: Any = skip(position)
+            rest: Any = self._source.skip(position)
             self._iterator, self.position, self._skipped = iter(rest), position, True
         else:
             self._iterator, self.position = iter(self._source), 0
@@ -68,6 +68,11 @@ class Source:
             f"make({self._shard}) returned {made!r:.60}, a {type(made).__name__}, which is not iterable. It opens "
             "the stream of a shard: let it return the batches in order, as a generator or a DataLoader does."
         )
+
+    @property
+    def skips(self) -> bool:
+        """Whether the source, once open, has a `skip`."""
+        return callable(getattr(self._source, "skip", None))
 
     def skip_to(self, position: int) -> None:
         """Read and drop batches, up to `position`.

@@ -68,7 +68,7 @@ def from_iterator(
 
     Raises:
         ConfigurationError: for arguments that cannot be right; from a call, if a stream has ended, or if `make` gives
-            other batches when it is called again.
+            other batches when it is called again, or with `start=1`.
     """
     shards, states_every = whole("shards", shards, 1), whole("states_every", states_every, 1)
     if not callable(make) or takes_next(make):
@@ -107,7 +107,7 @@ class Streams:
         batch = self._streams[shard].batch(step)
         with self._lock:
             if step == 0 and not self._checked:  # later it would have to be searched for once more
-                self._check_repeats(step, shard, batch)
+                self._check_repeats(shard, batch)
                 self._checked = True
         return batch
 
@@ -116,14 +116,26 @@ class Streams:
         for stream in self._streams.values():
             stream.keep(KEPT + steps)
 
-    def _check_repeats(self, step: int, shard: int, batch: Any) -> None:
-        """Read the first batch again from a stream that was opened again."""
-        again = _Stream(self._make, shard, self._states, self._every).batch(step)
-        if differing := difference(batch, again):
+    def _check_repeats(self, shard: int, batch: Any) -> None:
+        """Read the first batch again from a stream that was opened again, and the second from one that sought it."""
+        again = Source(self._make, shard)
+        again.open(0, None)
+        if differing := difference(batch, _next_of(again)):
             raise ConfigurationError(
-                f"make({shard}) was called twice, and the two streams differ in batch {step}: {differing}. Each "
+                f"make({shard}) was called twice, and the two streams differ in batch 0: {differing}. Each "
                 "group opens the streams itself, and opens them again after a failure, so they must repeat: seed "
                 "what shuffles or augments inside `make` (a torch.Generator with a fixed seed, `shuffle(seed=...)`)."
+            )
+        if not (again.seeks or again.skips) or (second := _next_of(again)) is None:
+            return
+        sought = Source(self._make, shard)
+        sought.open(1, None)
+        if differing := difference(second, _next_of(sought)):
+            how = f"make({shard}, start=1)" if again.seeks else f"make({shard}) and skip(1)"
+            raise ConfigurationError(
+                f"{how} does not begin with batch 1 of the stream, counted from 0: {differing}. A group that comes "
+                "later finds its place so, and would train on other samples. Count in batches, and not in samples, "
+                "and let what shuffles or augments batch n depend on n, and not on where the stream was opened."
             )
 
 
@@ -196,7 +208,7 @@ class _Stream:
         position, states = source.position, self._states
         due = states is not None and position > 0 and position % self._every == 0
         state = source.state() if due else None
-        batch = jax.tree.map(_as_numpy, source.read())
+        batch = _taken(source)
         if states is not None and state is not None:
             states.save(self._shard, Kept(position, state, digest(batch)))
         return batch
@@ -209,7 +221,7 @@ class _Stream:
         trial = self._new()
         try:
             trial.open(known.position, known)
-            goes_on = digest(jax.tree.map(_as_numpy, trial.read())) == known.digest
+            goes_on = digest(_taken(trial)) == known.digest
         except Exception as error:  # of the source, StopIteration too: the state is of another one
             self._states.refuse(
                 f"the stream of shard {self._shard} cannot be restored from its state before batch {known.position}: "
@@ -227,6 +239,21 @@ class _Stream:
 
     def _known(self, number: int) -> Kept | None:
         return None if self._states is None else self._states.newest(self._shard, number)
+
+
+def _taken(source: Source) -> Any:
+    """Read the next batch. Raises StopIteration if there is none."""
+    return jax.tree.map(_as_numpy, source.read())
+
+
+def _next_of(source: Source) -> Any:
+    """Read the next batch, to compare it; None if there is none."""
+    try:
+        return _taken(source)
+    except StopIteration:
+        return None
+    finally:
+        _progress.got_on()
 
 
 def _as_numpy(leaf: Any) -> Any:

@@ -338,6 +338,39 @@ def test_a_stream_that_does_not_repeat_is_refused() -> None:
         batches(0, 0)
 
 
+class Rows:
+    """A source with `skip`, whose batches have so many rows."""
+
+    def __init__(self, size: int, first: int = 0) -> None:
+        self.size, self.first = size, first
+
+    def skip(self, rows: int) -> "Rows":
+        return Rows(self.size, self.first + rows)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (np.arange(row, row + self.size) for row in itertools.count(self.first, self.size))
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (lambda shard, start=0: iter(Rows(4, start)), r"make\(1, start=1\)"),
+        (lambda shard, start=0: itertools.islice(Rows(4), 1 if start else None), r"make\(1, start=1\)"),
+        (lambda shard: Rows(4), r"make\(1\) and skip\(1\)"),
+    ],
+    ids=["start", "an end", "skip"],
+)
+def test_a_stream_that_seeks_to_another_place_is_refused(make: Any, how: str) -> None:
+    """A run without failures would never seek, and a group that comes back would train on other samples."""
+    with pytest.raises(ConfigurationError, match=rf"{how} does not begin with batch 1 of the stream"):
+        from_iterator(make, 2)(0, 1)
+
+
+@pytest.mark.parametrize("make", [lambda shard: Rows(1), lambda shard, start=0: iter([7][start:])])
+def test_a_stream_that_seeks_to_its_place_is_not_refused(make: Any) -> None:
+    from_iterator(make, 2)(0, 1)
+
+
 @pytest.mark.parametrize("make", [lambda shard: None, lambda shard, start: None])
 def test_what_is_no_stream_is_refused(make: Any) -> None:
     with pytest.raises(
