@@ -14,7 +14,7 @@ from tests.launch.launches import FAKE, NOWHERE, launch_command
 
 ALL = "<&- >&- 2>&-"
 COORDINATOR = (sys.executable, "-m", "jaxft_coordinator")
-JAXFT = (sys.executable, "-m", "jaxft._cli")
+JAXFT = (sys.executable, "-m", "jaxft")
 
 # What a program finds whose streams were closed: the files behind 0 to 2, the streams, and the number of a new file.
 OPENED = """

@@ -24,7 +24,7 @@ from tests.operate import port
 
 
 def jaxft(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jaxft._cli", *words]
+    command = [sys.executable, "-m", "jaxft", *words]
     variables = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "COLUMNS": "160", **environment}
     return patience.run(command, capture_output=True, text=True, limit_s=60.0, env=variables)
 

@@ -1,0 +1,5 @@
+"""`python -m jaxft` is the command `jaxft`."""
+
+from jaxft._cli import main
+
+main()
