@@ -146,6 +146,7 @@ def _write(documents: Iterator[Piece], tokenizer: Tokenizer, file: IO[bytes]) ->
     file.seek(0)
     file.write(json.dumps(header).encode() + b"\n")
     file.flush()
+    os.fsync(file.fileno())  # before it has its name: a power cut must not leave one with gaps
     return header
 
 
@@ -168,15 +169,21 @@ def _with_specials(ids: np.ndarray, piece: Piece, tokenizer: Tokenizer) -> np.nd
 
 
 def _header_of(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+    """The header of a file of the cache; None if there is none, or it is not whole."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(_HEADER_BYTES).partition(b"\n")[0])
+            whole = os.fstat(file.fileno()).st_size == _HEADER_BYTES + (
+                header["tokens"] * np.dtype(header["dtype"]).itemsize
+            )
+        return header if whole else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    with path.open("rb") as file:
-        return json.loads(file.read(_HEADER_BYTES).partition(b"\n")[0])
 
 
 def _load_array(path: Path, tokenizer: Tokenizer) -> Corpus:
     try:
-        tokens = np.load(path, mmap_mode="r")
+        tokens = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError) as error:
         raise SettingsError(f"The corpus file {str(path)!r} is not a .npy array: {error}") from error
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":

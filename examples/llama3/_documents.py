@@ -119,9 +119,11 @@ def _json_lines(file: Path, field: str) -> Iterator[str]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise SettingsError(f"Line {number} of {str(file)!r} is not JSON: {error}.") from error
             text = row.get(field) if isinstance(row, dict) else None
+            if text is None and isinstance(row, dict) and field in row:
+                continue  # as in Parquet
             if not isinstance(text, str):
                 raise SettingsError(
                     f"Line {number} of {str(file)!r} has no text in a field {field!r}. Name it with --text-field"
@@ -155,7 +157,10 @@ def _is_text(arrow: object, kind: object) -> bool:
 def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in without and name[0] != ".")
-        yield from (Path(parent, name) for name in sorted(files) if name[0] != ".")
+        paths = (Path(parent, name) for name in sorted(files) if name[0] != ".")
+        yield from (
+            path for path in paths if not path.exists() or path.is_file()
+        )  # a pipe would wait for a writer
 
 
 def _is_source(path: Path) -> bool:

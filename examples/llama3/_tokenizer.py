@@ -106,10 +106,22 @@ def load_tokenizer(path: Path | None) -> Tokenizer:
 def _special(file: Path, name: str, usual: Sequence[str], ids: dict[str, int]) -> int | None:
     """The id of a special token: as the tokenizer's configuration names it, else by its usual names."""
     configuration = file.with_name("tokenizer_config.json")
-    given: Any = json.loads(configuration.read_text()).get(name) if configuration.is_file() else None
+    given = _settings_of(configuration).get(name)
     if isinstance(given, dict):
-        given = given["content"]
+        given = given.get("content")
     if given is not None and given not in ids:
         raise SettingsError(f"{str(configuration)!r} names the {name} {given!r}, which the tokenizer lacks.")
     names = usual if given is None else (given,)
     return next((ids[name] for name in names if name in ids), None)
+
+
+def _settings_of(configuration: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(configuration.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"The configuration {str(configuration)!r} cannot be read: {error}") from error
+    if not isinstance(settings, dict):
+        raise SettingsError(f"The configuration {str(configuration)!r} is not a JSON object.")
+    return settings

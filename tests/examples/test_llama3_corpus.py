@@ -75,6 +75,7 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_and_binary_files(
     ):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(text)
+    os.mkfifo(tmp_path / "in" / "pipe.txt")  # to open it would wait for its writer
     corpus = load(tmp_path / "in")
     assert (text_of(corpus), corpus.documents) == (b"one two three four", 4)
 
@@ -156,10 +157,11 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_every_row_is_a_document(tmp_path: Path, load: Any, name: str) -> None:
-    rows = [{"id": i, "body": f"Text {i} ü\n"} for i in range(5)] + [{"id": 5, "body": ""}]
-    corpus = load(write_rows(tmp_path / name, rows), field="body")
+    rows = [{"id": i, "body": f"Text {i} ü\n"} for i in range(5)]
+    without_text = [{"id": 5, "body": ""}, {"id": 6, "body": None}]
+    corpus = load(write_rows(tmp_path / name, rows + without_text), field="body")
     assert text_of(corpus).decode() == "".join(row["body"] for row in rows)
-    assert corpus.documents == 5  # one has no text
+    assert corpus.documents == 5
     assert np.sum(np.asarray(corpus.tokens) == 256) == 5
 
 
@@ -184,10 +186,18 @@ def test_a_field_that_is_not_there_is_named_with_those_that_are(
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("x.jsonl", "Line 1 of '.*' is not JSON"), ("x.parquet", "is not a Parquet file")]
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", b"{nothing of the kind", "Line 1 of '.*' is not JSON"),
+        ("x.jsonl", b"[" * 100_000, "Line 1 of '.*' is not JSON"),
+        ("x.parquet", b"{nothing of the kind", "is not a Parquet file"),
+        ("x.npy", b"", r"'.*x\.npy' is not a \.npy array"),
+        ("x.npy", b"PK\x03\x04 as of a .npz", r"'.*x\.npy' is not a \.npy array"),
+    ],
+    ids=["JSON", "deep JSON", "Parquet", "empty array", "no array"],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, load: Any, name: str, message: str) -> None:
-    (tmp_path / name).write_bytes(b"{nothing of the kind" * 10)
+def test_a_damaged_file_is_named(tmp_path: Path, load: Any, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(SettingsError, match=message):
         load(tmp_path / name)
 
@@ -242,6 +252,22 @@ def test_text_is_tokenized_once(
     monkeypatch.setattr(_corpus, "_tokenize", None)  # would raise
     assert load(tmp_path / "a.txt").fingerprint == first.fingerprint
     assert [path.suffix for path in cache.iterdir()] == [".tokens"]
+
+
+@pytest.mark.parametrize("size", [0, 100, 4100, -1], ids=["empty", "in its header", "in its tokens", "zeros"])
+def test_a_file_of_the_cache_that_is_not_whole_is_made_again(
+    tmp_path: Path, load: Any, cache: Path, size: int
+) -> None:
+    """As a power cut leaves it, or a copy of the folder that was broken off."""
+    (tmp_path / "a.txt").write_bytes(b"some text")
+    age(tmp_path / "a.txt", 60)
+    first = load(tmp_path / "a.txt")
+    [file] = cache.iterdir()
+    whole = file.read_bytes()
+    file.unlink()  # as `first` still maps it
+    file.write_bytes(whole[:size] if size >= 0 else bytes(len(whole)))
+    again = load(tmp_path / "a.txt")
+    assert (text_of(again), again.fingerprint) == (b"some text", first.fingerprint)
 
 
 @pytest.mark.parametrize("seconds", [0, 60])
@@ -380,6 +406,18 @@ def test_the_special_tokens_are_those_that_the_configuration_names(bpe: Path, tm
     assert load_tokenizer(tmp_path).eos == 0
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<nope>"}))
     with pytest.raises(SettingsError, match="names the eos_token '<nope>', which the tokenizer lacks"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "cannot be read: Expecting"), ("[]", "is not a JSON object")]
+)
+def test_a_damaged_configuration_of_a_tokenizer_is_named(
+    bpe: Path, tmp_path: Path, text: str, why: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(bpe.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(SettingsError, match=rf"tokenizer_config\.json' {why}"):
         load_tokenizer(tmp_path)
 
 
