@@ -37,9 +37,14 @@ def start_jax(*, cpu_devices: int | None, compilation_cache: Path | None) -> Non
 
 def join_group() -> None:
     """Become one of the processes of a group, if `jaxft launch` has started several. Call it after `start_jax`."""
-    nproc = int(os.environ.get("JAXFT_NPROC", "1"))
+    nproc = processes_of_group()
     if nproc > 1:
         jax.distributed.initialize(num_processes=nproc, process_id=int(os.environ["JAXFT_RANK"]))
+
+
+def processes_of_group() -> int:
+    """Return how many processes of each group `jaxft launch` has started."""
+    return int(os.environ.get("JAXFT_NPROC", "1"))
 
 
 def with_default_flags(xla_flags: str) -> str:

@@ -23,6 +23,7 @@ from examples.llama3._corpus import load_corpus
 from examples.llama3._data import Batches
 from examples.llama3._flags import OWN_TO_A_GROUP, Flags, with_recipe
 from examples.llama3._optimizer import OptimizerConfig
+from examples.llama3._runtime import processes_of_group
 from examples.llama3._sharding import make_mesh
 from examples.llama3._tokenizer import Tokenizer, load_tokenizer
 from examples.llama3._weights import check_weights
@@ -196,6 +197,21 @@ def _check_together(flags: Flags) -> None:
         raise SettingsError(
             f"--profile takes the first and the last step to trace, not {flags.profile[0]} and {flags.profile[1]}."
         )
+    if flags.export_weights is not None and (nproc := processes_of_group()) > 1:
+        raise SettingsError(
+            f"--export-weights takes groups of one process, but this one has {nproc} (--nproc). Leave it out and "
+            "save --checkpoints, which one process can read (docs/checkpoints.md)."
+        )
+    if flags.coordinator is None:  # of a job, another group may have written it when this one starts again
+        check_export(flags)
+
+
+def check_export(flags: Flags) -> None:
+    """Check that the weights at the end are not to be written over others.
+
+    Raises:
+        SettingsError: their folder exists.
+    """
     if flags.export_weights is not None and flags.export_weights.exists():
         raise SettingsError(
             f"--export-weights must be a new folder, but {str(flags.export_weights)!r} exists."

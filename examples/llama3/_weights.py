@@ -6,7 +6,8 @@ one tensor at a time is on the host, and a file takes at most `SHARD_BYTES` ther
 """
 
 import json
-import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,31 +154,49 @@ def check_weights(folder: Path, model: ModelConfig) -> dict[str, Path]:
 def save_weights(params: Any, model: ModelConfig, folder: Path, *, dtype: str = "bfloat16") -> None:
     """Write parameters as a folder that `transformers.LlamaForCausalLM.from_pretrained` reads.
 
+    All groups of a job write the same, so that the weights are there whichever groups die; the first one's stay.
+
     Args:
-        folder: new; it gets its name when it is complete.
+        folder: it gets its name when it is complete. If it exists, another group has written it, and nothing is done.
         dtype: of the files, float32 or bfloat16.
+
+    Raises:
+        SettingsError: the folder cannot be written.
     """
+    if folder.exists():
+        return
+    safetensors = needed("safetensors", by="--export-weights")
+    unfinished = folder.with_name(f"{folder.name}.part-{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+        _write(params, model, unfinished, dtype)
+        unfinished.rename(folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        if not folder.is_dir():
+            raise SettingsError(f"--export-weights {str(folder)!r} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write(params: Any, model: ModelConfig, folder: Path, dtype: str) -> None:
     numpy_files = needed("safetensors.numpy", by="--export-weights")
-    unfinished = folder.with_name(f"{folder.name}.part-{os.getpid()}")
-    unfinished.mkdir(parents=True)
     kept, total_bytes = [], 0
     for shard in _shards(params, np.dtype(getattr(ml_dtypes, dtype, dtype))):
-        file = unfinished / f"{len(kept):05d}.safetensors"
+        file = folder / f"{len(kept):05d}.safetensors"
         numpy_files.save_file(shard, file, metadata={"format": "pt"})
         kept.append((file, list(shard)))
         total_bytes += sum(tensor.nbytes for tensor in shard.values())
     if len(kept) == 1:
-        kept[0][0].rename(unfinished / _SINGLE)
+        kept[0][0].rename(folder / _SINGLE)
     else:
         weight_map = {}
         for number, (file, names) in enumerate(kept, start=1):
             name = f"model-{number:05d}-of-{len(kept):05d}.safetensors"
-            file.rename(unfinished / name)
+            file.rename(folder / name)
             weight_map |= dict.fromkeys(names, name)
         index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-        (unfinished / _INDEX).write_text(json.dumps(index, indent=2))
-    (unfinished / "config.json").write_text(json.dumps(config_json(model, dtype=dtype), indent=2))
-    unfinished.rename(folder)
+        (folder / _INDEX).write_text(json.dumps(index, indent=2))
+    (folder / "config.json").write_text(json.dumps(config_json(model, dtype=dtype), indent=2))
 
 
 def config_json(model: ModelConfig, *, dtype: str = "bfloat16") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from examples.llama3._profile import Profile
 from examples.llama3._report import Report, describe
 from examples.llama3._run import folder_of, keep_config, parse_flags
 from examples.llama3._runtime import join_group, start_jax
-from examples.llama3._settings import check_settings, choose_mesh, job_settings
+from examples.llama3._settings import check_export, check_settings, choose_mesh, job_settings
 from examples.llama3._sharding import ActivationSharding, batch_sharding, placed
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tracker import make_tracker
@@ -137,6 +137,9 @@ def train(flags: Flags) -> None:
         step = jaxft.fault_tolerant(
             train_step, manager, shards=flags.shards, nonfinite="raise", overlap=flags.overlap
         )
+        state = step.join(state, batch_for)
+        if step.step < flags.steps:
+            check_export(flags)
         loss_of = jax.jit(accumulated(make_loss(settings.model, mesh), parts=settings.accumulate))
 
         def held_out_loss() -> float:

@@ -14,7 +14,7 @@ from examples.llama3._config import MODEL_SIZES, SettingsError
 from examples.llama3._flags import OWN_TO_A_GROUP, Flags, with_recipe
 from examples.llama3._recipe import RECIPES
 from examples.llama3._run import keep_config, parse_flags
-from examples.llama3._settings import check_settings, choose_mesh, job_settings
+from examples.llama3._settings import check_export, check_settings, choose_mesh, job_settings
 from examples.llama3._sharding import make_mesh
 from examples.llama3._state import check_memory, parameter_count
 
@@ -144,6 +144,23 @@ def test_a_default_and_its_value_are_the_same_setting(small: Any) -> None:
 def test_what_does_not_go_together_is_refused(small: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         check_settings(small(**changes))
+
+
+def test_a_group_of_several_processes_exports_no_weights(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be found to be spread over the processes only after the last step."""
+    monkeypatch.setenv("JAXFT_NPROC", "2")
+    check_settings(small())
+    with pytest.raises(
+        SettingsError, match="--export-weights takes groups of one process, but this one has 2"
+    ):
+        check_settings(small(export_weights=Path("new")))
+
+
+def test_a_group_that_starts_again_may_find_the_weights_that_another_has_written(small: Any) -> None:
+    flags = small(coordinator="localhost:1", export_weights=Path("/"))
+    check_settings(flags)
+    with pytest.raises(SettingsError, match="must be a new folder"):  # once it knows that the job goes on
+        check_export(flags)
 
 
 def test_events_below_a_file_are_refused_before_anything_is_made(small: Any, tmp_path: Path) -> None:

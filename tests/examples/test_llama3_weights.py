@@ -76,6 +76,32 @@ def test_large_weights_take_several_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert_same(loaded(tmp_path / "out", OWN_HEAD), params_of(OWN_HEAD))
 
 
+def test_the_groups_of_a_job_may_write_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, params = _weights._write, params_of(OWN_HEAD)
+
+    def slowly(*arguments: Any) -> None:
+        """While this group writes, another does, and then is done."""
+        monkeypatch.setattr(_weights, "_write", write)
+        save_weights(params, OWN_HEAD, tmp_path / "out", dtype="float32")
+        write(*arguments)
+
+    monkeypatch.setattr(_weights, "_write", slowly)
+    for _ in range(2):
+        save_weights(params, OWN_HEAD, tmp_path / "out", dtype="float32")
+        assert_same(loaded(tmp_path / "out", OWN_HEAD), params)
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        SettingsError, match=r"--export-weights '.*/file/out' cannot be written: .*Not a directory"
+    ):
+        save_weights(params_of(OWN_HEAD), OWN_HEAD, tmp_path / "file" / "out")
+
+
 def test_each_device_reads_only_its_own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_weights(params_of(OWN_HEAD), OWN_HEAD, tmp_path / "out", dtype="float32")
     read: list[int] = []
