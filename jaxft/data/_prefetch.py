@@ -46,7 +46,7 @@ class Prefetch:
     def __init__(self, batch_for: Callable[[int, int], Any], *, ahead: int = 2, workers: int = 1) -> None:
         refuse_iterator(batch_for)
         check_batch_function(batch_for)
-        self._batch_for = batch_for
+        self._batch_for: Any = batch_for
         self._ahead = whole("ahead", ahead, 1)
         workers = whole("workers", workers, 1)
         # The batches are not kept here: a function that is not pure must show when it is asked again (`_pure`).
@@ -60,6 +60,16 @@ class Prefetch:
     def shards(self) -> int | None:
         """Into how many shards the batches are divided, if `batch_for` knows."""
         return getattr(self._batch_for, "shards", None)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """That of `Batches`. Raises AttributeError if `batch_for` has none."""
+        return self._batch_for.steps_per_epoch
+
+    @property
+    def fingerprint(self) -> str:
+        """That of `Batches`. Raises AttributeError if `batch_for` has none."""
+        return self._batch_for.fingerprint
 
     def __call__(self, step: int, shard: int) -> Any:
         """Return the batch of a shard of a step, and begin to compute the next ones."""

@@ -58,6 +58,14 @@ def asked(batches: Any, step: int) -> Any:
     return batches(step, 0)
 
 
+def test_it_takes_the_place_of_batches_in_a_loop() -> None:
+    for batches in (DATA, DATA.samples_only()):
+        ahead = Prefetch(batches)
+        assert (ahead.shards, ahead.steps_per_epoch, ahead.fingerprint) == (2, 8, DATA.fingerprint)
+    with pytest.raises(AttributeError, match="steps_per_epoch"):
+        _ = Prefetch(lambda step, shard: step).steps_per_epoch
+
+
 def test_a_worker_has_the_settings_and_the_mesh_of_the_loop() -> None:
     """They are JAX's for each thread: without them the bits depend on which batches were foreseen."""
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
