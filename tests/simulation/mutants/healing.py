@@ -82,7 +82,7 @@ def _founders_that_leave_end_a_job_that_has_not_begun(nothing: Any) -> Any:
     return lambda draft: False
 
 
-@mutant(founding, "newer_may_come", seeds=(119372,))
+@mutant(founding, "newer_may_come", "amnesia", "isolate", seeds=(6797,))
 def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
     """As many fresh groups as a quorum had begin at once, whichever they are."""
 
@@ -118,7 +118,7 @@ def _a_spare_that_stands_by_again_keeps_the_digest_it_joined_with(relieve: Any) 
     return mutated
 
 
-@mutant(progress, "measure", seeds=(126928,))
+@mutant(progress, "measure", "hang", "stuck", seeds=(132,))
 def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
     """A step that counted late, because one hung before its vote, makes the job as patient."""
 
