@@ -2,4 +2,5 @@
 
 from jaxft._cli import main
 
-main()
+if __name__ == "__main__":  # and not where a program imports every module of a package
+    main()

@@ -94,17 +94,6 @@ def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
     return mutated
 
 
-@mutant(founding, "newer_may_come", seeds=(152330,), ranks=())
-def _one_that_is_busy_holds_nothing(newer: Any) -> Any:
-    """Fresh groups begin although one holds a committed state, and is busy or has just lost its connection."""
-
-    def mutated(draft: Any, candidates: Any) -> bool:
-        draft.update(committed_seen_s=None)
-        return newer(draft, candidates)
-
-    return mutated
-
-
 @mutant(quorums, "_relieve", seeds=(755900, 852546))
 def _a_spare_that_stands_by_again_keeps_the_digest_it_joined_with(relieve: Any) -> Any:
     """A relieved spare has a newer step beside the digest of its first state, so the job's states seem to differ."""

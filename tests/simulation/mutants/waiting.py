@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from jaxft_protocol.coordinator import progress, sessions
+from jaxft_protocol.coordinator import progress
 from jaxft_protocol.replica import quorums as replica_quorums
 from jaxft_protocol.replica import state as r
 
@@ -100,12 +100,3 @@ def _applied_again_after_a_reconnect(applied: Any) -> Any:
         draft.update(vote=draft.replica.vote or vote, commit_heard=draft.replica.commit_heard or heard)
 
     return mutated
-
-
-# ---- late messages ----
-
-
-@mutant(sessions, "_is_late", seeds=(582725,), die_at_end=False)
-def _a_late_greeting_takes_the_place_of_a_later_one(is_late: Any) -> Any:
-    """A Hello that the network held back ends the stream that its process has opened since."""
-    return lambda known, message: False
