@@ -208,8 +208,11 @@ def test_only_a_new_folder_is_kept(tmp_path: Path) -> None:
 def test_the_library_imports_neither_its_command_nor_what_only_that_needs() -> None:
     """Read from the source, because importing all of jaxft in a new process takes seconds."""
     folder = Path(jaxft.__file__).parent
+    commands = {"_cli.py", "__main__.py"}
     library = [
-        path for path in folder.rglob("*.py") if path.name != "_cli.py" and path.parent.name not in COMMANDS
+        path
+        for path in folder.rglob("*.py")
+        if path.name not in commands and path.parent.name not in COMMANDS
     ]
     assert folder / "__init__.py" in library
     imported = {name for path in library for name in imports_of(path)}
