@@ -22,8 +22,7 @@ assert heard == [("compute", 3)] * {followers}
 """
 
 
-@pytest.mark.parametrize("followers", [0, 1, 2])
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("before", "followers"), [(True, 0), (True, 1), (False, 2)])
 @pytest.mark.parametrize(
     ("settings", "lines"),
     [
