@@ -158,9 +158,8 @@ def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> Iterator[Pa
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in without and name[0] != ".")
         paths = (Path(parent, name) for name in sorted(files) if name[0] != ".")
-        yield from (
-            path for path in paths if not path.exists() or path.is_file()
-        )  # a pipe would wait for a writer
+        # What is there and no file may be a pipe, which would wait for a writer.
+        yield from (path for path in paths if not path.exists() or path.is_file())
 
 
 def _is_source(path: Path) -> bool:
