@@ -126,6 +126,18 @@ def step_fields(step: int, shards: list[int], job: FakeJob, *, attempts: int, lo
     }
 
 
+def read_hello(connection: socket.socket) -> dict[str, Any] | None:
+    """Return what a group says first. None: it was killed between its connect and that."""
+    try:
+        line = connection.makefile().readline()
+    except OSError:
+        line = ""
+    if line.endswith("\n"):
+        return json.loads(line)
+    connection.close()
+    return None
+
+
 def main() -> None:
     pace_s, launches = float(sys.argv[1]), int(sys.argv[2])
     jobs: dict[str, FakeJob] = {}
@@ -134,7 +146,9 @@ def main() -> None:
         sys.stdout.flush()
         while True:
             connection, _ = server.accept()
-            hello = json.loads(connection.makefile().readline())
+            hello = read_hello(connection)
+            if hello is None:
+                continue
             name = hello["job"]
             if name not in jobs:
                 wanted = GROUPS if name == "undisturbed" else launches
