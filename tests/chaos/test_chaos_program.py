@@ -31,6 +31,7 @@ def chaos(*words: str, **options: Any) -> int:
     return run_chaos(ChaosOptions(**{"kills": 1, "groups": 2, **options}), (*PROGRAM, *words))
 
 
+@pytest.mark.long
 def test_a_program_that_is_killed_ends_with_the_same_bits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def start(what: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     seed = random.randrange(1 << 30)
     chance, torn, last, kills = random.Random(seed), 0, 0, 0

@@ -78,7 +78,7 @@ def test_any_members_with_any_lanes_get_numpys_bits(
         patch.setattr(_compiled, "library", lambda: None)
         wanted = held_by(layout, range(total), total, leaves).mean_alone()
         held = [held_by(layout, mine, total, leaves) for mine in shards]
-    pieces = lambda: map(int, rng.integers(1, 3000, 10**6))  # noqa: E731
+    pieces = lambda: itertools.cycle(rng.integers(1, 3000, 1000).tolist())  # noqa: E731
     made = [PythonLane if kind == "python" else compiled_lane(loaded(kind)) for kind in mixed]
     with cut_into(chunk_bytes, window, one_trip), ExitStack() as stack:
         tasks = [task_of(mine, strands) for mine in held]

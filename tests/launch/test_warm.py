@@ -335,6 +335,7 @@ def test_a_warm_process_does_not_outlive_its_launcher(tmp_path: Path, program: P
     patience.until(lambda: not any(exists(pid) for pid in pids), "both to end")
 
 
+@pytest.mark.long
 def test_a_fork_imports_nothing_for_its_first_step(tmp_path: Path, processes: Processes, warm: Warm) -> None:
     training, secret = tmp_path / "training.py", tmp_path / "secret"
     training.write_text(TRAINING)
