@@ -55,7 +55,10 @@ KNOWN = {
         "coordinator/jaxft_coordinator/stores/_file.py",
         "FileStore._do",
     ): "an executor's results are awaited",
-    ("coordinator/jaxft_coordinator/stores/_etcd.py", "EtcdStore._try_to_lead"): "tests/stores/test_etcd.py",
+    (
+        "coordinator/jaxft_coordinator/stores/_etcd.py",
+        "EtcdStore._try_to_lead",
+    ): "tests/stores/test_etcd_leaders.py",
     ("coordinator/jaxft_coordinator/_serve.py", "run"): "tests/coordinator/test_failing_parts.py",
     ("coordinator/jaxft_coordinator/_jobs.py", "Jobs._lead"): "tests/coordinator/test_jobs.py",
     ("coordinator/jaxft_coordinator/_server.py", "Server.start"): "tests/coordinator/test_failing_parts.py",

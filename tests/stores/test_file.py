@@ -5,7 +5,6 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -15,31 +14,13 @@ from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header, read
 from jaxft_protocol.coordinator.job import Forgotten, Record
 
 from tests import patience
-from tests.stores import examples
-
-PATIENCE_S = 60.0
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await patience.wait_for(scenario())
-
-    asyncio.run(bounded())
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - nothing signals that a file or a log has changed
-        await asyncio.sleep(0.01)
+from tests.stores import examples, scenarios
+from tests.stores.scenarios import check_term_grows, run, until
 
 
 async def written(folder: Path, *appends: list[Record], compact_bytes: int = 8 << 20) -> Opened:
     """Append to the store in `folder`; return what it knew before."""
-    store = FileStore(folder, compact_bytes=compact_bytes)
-    opened = await store.open("a:1")
-    for append in appends:
-        await store.append(append)
-    await store.close()
-    return opened
+    return await scenarios.written(FileStore(folder, compact_bytes=compact_bytes), *appends)
 
 
 # ---- what is remembered ----
@@ -308,17 +289,7 @@ def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path,
 def test_a_term_grows_although_the_log_is_deleted_and_the_clock_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async def scenario() -> None:
-        store = FileStore(tmp_path)
-        first = await store.open("a:1")
-        (tmp_path / "log").unlink()
-        monkeypatch.setattr(time, "time", lambda: first.term - 86_400.0)
-        with pytest.raises(StoreLost):
-            await store.append([examples.saved()])
-        assert (await store.open("a:1")).term == first.term + 1
-        await store.close()
-
-    run(scenario)
+    run(lambda: check_term_grows(FileStore(tmp_path), (tmp_path / "log").unlink, monkeypatch))
 
 
 def test_a_deleted_lock_file_does_not_make_two_leaders_of_the_next_two(tmp_path: Path):
