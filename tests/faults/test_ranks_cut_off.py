@@ -352,12 +352,12 @@ def test_a_rank_that_is_cut_off_from_its_donors_heals_when_it_reaches_them(
 @pytest.mark.storm
 def test_a_rank_whose_heal_takes_long_is_waited_for_while_bytes_move(net: Switch, tmp_path: Path) -> None:
     """Rank 0 has what it needs at once, and waits for the other longer than `failure_timeout_s`."""
-    steps, width = 6, ("--width", "60000")
+    steps, width = 6, ("--width", "120000")
     undisturbed = digest_of(tmp_path, RANKS, "--steps", str(steps), *width)
     # Three matrices of 16 rows with 4 bytes, and three of 4 columns with 2 or 4, of which each rank holds a half.
-    least_bytes = 60_000 * (3 * 16 * 4 + 3 * 4 * 2) / RANKS
-    # A joiner gives up a donor whose chunk takes longer than half of the timeout: of seven in one and a half
-    # timeouts none does, even if the link moves only half of what it could.
+    least_bytes = 120_000 * (3 * 16 * 4 + 3 * 4 * 2) / RANKS
+    # A joiner gives up a donor whose chunk takes longer than half of the timeout: of thirteen in one and a half
+    # timeouts none does, even if the link moves only a quarter of what it could.
     with job_on(net, tmp_path, most_failure_s=45.0) as job:
         job.steps = steps
         gates = (*job.gates(healing=3), *width)
