@@ -18,7 +18,7 @@ from jaxft._programs._leaves import labels
 from jaxft._programs._nonfinite import compared_policy
 from jaxft._ranks._ranks import CameApart, Directing, Ranks
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call
+from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
@@ -78,6 +78,7 @@ class Joining:
             _log.warning("[jaxft %s] %s", self._config.group, text)
         self._check_ranks(settings)
         self._check_batch(call)
+        settings |= _first_batch(call)
         self._settings, self._shards = settings, call.shards
         prepared = self._prepared(settings)
         with ctrl_c_later():
@@ -196,6 +197,16 @@ class Joining:
                 f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, settings "
                 f"or hardware. {error}"
             ) from error
+
+
+def _first_batch(call: Call) -> dict[str, str]:
+    """Shows whether groups read the same data: the digest of a batch that each of them can make.
+
+    All ranks of a group must call it: it gathers what is spread over them.
+    """
+    if isinstance(call.batch_for, OwnBatch):
+        return {}
+    return {"batch of step 0 and shard 0": digest_of(call.batch_for(0, 0))}
 
 
 def _and_others(more: int) -> str:

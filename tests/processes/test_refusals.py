@@ -30,6 +30,7 @@ def refused(here: Cluster, tmp_path: Path, *flags: str) -> tuple[Worker, Worker]
         (("--shards", "5"), "shards: the job has '4', this group '5'"),
         (("--rate", "0.02"), "program: the job has"),
         (("--width", "48"), "state: the job has"),
+        (("--shift", "1"), "batch of step 0 and shard 0: the job has"),
     ],
 )
 def test_a_group_that_differs_is_refused_with_what_differs(

@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--precision", help="of products of matrices, a setting of JAX")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--shift", type=float, default=0.0, help="added to each sample: other data")
     parser.add_argument("--failure-timeout-s", type=float, default=600.0)
     parser.add_argument("--min-replicas", type=int)
     parser.add_argument("--token")
@@ -275,6 +276,7 @@ def main() -> None:
             raise OSError("cannot read sample 17")
         step = next(drawn) if arguments.impure else step
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
+        x = x + np.float32(arguments.shift)
         x = x * np.float32(np.inf) if f"{step}:{shard}" == arguments.poison else x
         if arguments.own_rows:
             mine = slice(jax.process_index(), None, jax.process_count())
