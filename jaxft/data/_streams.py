@@ -1,5 +1,6 @@
 """Batches from iterators, as a function of step and shard."""
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -16,8 +17,11 @@ from jaxft._errors import ConfigurationError
 from jaxft._numbers import whole
 from jaxft._programs._checks import check_function, takes_next
 from jaxft._pure import difference
+from jaxft.data._global_generators import seeded
 from jaxft.data._sources import Source, parameters
 from jaxft.data._states import Kept, States
+
+_log = logging.getLogger("jaxft")
 
 # Batches of each shard that are kept for a step that is tried again, beside what a prefetching worker is ahead.
 KEPT = 8
@@ -68,7 +72,7 @@ def from_iterator(
 
     Raises:
         ConfigurationError: for arguments that cannot be right; from a call, if a stream has ended, or if `make` gives
-            other batches when it is called again, or with `start=1`.
+            other batches when it is called again, with `start=1`, or while another stream is read.
     """
     shards, states_every = whole("shards", shards, 1), whole("states_every", states_every, 1)
     if not callable(make) or takes_next(make):
@@ -117,16 +121,41 @@ class Streams:
             stream.keep(KEPT + steps)
 
     def _check_repeats(self, shard: int, batch: Any) -> None:
-        """Read the first batch again from a stream that was opened again, and the second from one that sought it."""
+        """Read the first two batches from a stream that was opened again, in turn with the first stream.
+
+        If the source seeks, also the second batch of a stream that sought it.
+        """
         again = Source(self._make, shard)
-        again.open(0, None)
-        if differing := difference(batch, _next_of(again)):
+        with seeded(by := list[str]()):
+            again.open(0, None)
+            repeated = _next_of(again)
+        if differing := difference(batch, repeated):
             raise ConfigurationError(
                 f"make({shard}) was called twice, and the two streams differ in batch 0: {differing}. Each "
                 "group opens the streams itself, and opens them again after a failure, so they must repeat: seed "
                 "what shuffles or augments inside `make` (a torch.Generator with a fixed seed, `shuffle(seed=...)`)."
             )
-        if not (again.seeks or again.skips) or (second := _next_of(again)) is None:
+        for function in by:
+            _log.warning(
+                "make(%d) seeds a generator that all streams of this process share, with %s. What a stream draws "
+                "from it later, such as the order of its next epoch, depends on which other streams the group reads, "
+                "so a run with failures would train on other samples. Draw from a generator that belongs to the "
+                "stream (numpy.random.default_rng([seed, shard]), random.Random(seed); for a DataLoader "
+                "generator=torch.Generator().manual_seed(seed))",
+                *(shard, function),
+            )
+        if (second := _next_of(again)) is None:
+            return
+        if differing := difference(second, self._streams[shard].batch(1)):
+            raise ConfigurationError(
+                f"Two streams of make({shard}) begin with the same batch, but read in turn they differ in batch 1, "
+                f"counted from 0: {differing}. They share what they draw from or read: a global generator, such as "
+                "that of numpy.random.seed, random.seed or torch.manual_seed, or a file or iterator that is open. "
+                "Which streams a group reads in turn depends on which groups are there, so a run with failures would "
+                "train on other samples. Open all of it inside `make`, and draw from a generator that belongs to "
+                "the stream (numpy.random.default_rng([seed, shard]), random.Random, torch.Generator)."
+            )
+        if not (again.seeks or again.skips):
             return
         sought = Source(self._make, shard)
         sought.open(1, None)

@@ -1,10 +1,13 @@
 """Iterators as a function of step and shard: read in order, found again, and refused if they do not repeat."""
 
 import errno
+import functools
 import importlib.util
+import io
 import itertools
 import logging
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,9 +53,9 @@ def test_a_stream_is_read_in_order_and_what_was_read_is_kept() -> None:
         "the buffer is not shared"
     )
     assert make.opened == [1, 1], "once more, to see that it repeats; no other shard"
-    assert make.read == 6
+    assert make.read == 5 + 2
     assert values(batches, (4, 1), (2, 1), (3, 1)) == [104.0, 102.0, 103.0], "a step that is tried again"
-    assert make.read == 6
+    assert make.read == 5 + 2
     assert values(batches, (5, 1), (7, 2)) == [105.0, 207.0]
 
 
@@ -61,7 +64,7 @@ def test_what_is_asked_for_again_is_kept_however_far_a_worker_is_ahead(ahead: in
     """As every thousandth batch is, and that of a step that is tried again."""
     make = Counted()
     batches = Prefetch(from_iterator(make, shards=2), ahead=ahead)
-    once = 1  # batch 0 of the shard that is asked for first, to see that it repeats
+    once = 2  # the first batches of the shard that is asked for first, to see that it repeats
     for step in range(60):
         for _ in range(2):
             for shard in range(2):
@@ -69,14 +72,14 @@ def test_what_is_asked_for_again_is_kept_however_far_a_worker_is_ahead(ahead: in
             read = 2 * (step + 1 + ahead) + once
             patience.until(lambda read=read: make.read >= read, "the worker to read ahead")
             assert make.read == read, "each batch is read once"
-    assert len(make.opened) == 2 + once
+    assert len(make.opened) == 2 + 1
 
 
 def test_threads_that_overtake_each_other_read_each_batch_once() -> None:
     make = Counted()
     batches = from_iterator(make, shards=1)
     assert values(batches, (0, 0), (3, 0), (1, 0), (2, 0), (6, 0), (5, 0), (4, 0)) == [0, 3, 1, 2, 6, 5, 4]
-    assert make.read == 7 + 1, "and the first once more, to see that it repeats"
+    assert make.read == 7 + 2, "and the first two once more, to see that it repeats"
 
 
 def test_going_back_opens_it_again_and_the_place_before_is_not_lost() -> None:
@@ -176,9 +179,10 @@ def test_a_state_that_cannot_be_written_is_left_out_with_a_word(
 
     batches = from_iterator(lambda shard: Odd(), 1, states=tmp_path, states_every=1)
     values(batches, *[(step, 0) for step in range(3)])
-    assert [record.message for record in caplog.records] == [
+    (warning,) = caplog.messages
+    assert warning.startswith(
         f"states of streams in {tmp_path} are not used: a object in the state of the stream cannot be written as JSON"
-    ]
+    )
 
 
 @pytest.mark.parametrize("call", ["fsync", "mkdir", "rename", "unlink", "stat"])
@@ -312,6 +316,33 @@ def test_a_grain_iterator_with_its_state(tmp_path: Path) -> None:
     assert again(24, 1)["x"].tolist() == expected[24]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torchdata") is None, reason="torchdata is not installed")
+@pytest.mark.filterwarnings("ignore")
+def test_a_loader_of_torchdata_that_shuffles_with_its_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The state of a torch.Generator is a tensor."""
+    torch: Any = importlib.import_module("torch")
+    loaders: Any = importlib.import_module("torchdata.stateful_dataloader")
+
+    def make(shard: int) -> Any:
+        order = torch.Generator().manual_seed(shard)
+        return loaders.StatefulDataLoader(
+            torch.arange(4000)[shard::2], batch_size=4, shuffle=True, generator=order
+        )
+
+    wanted = from_iterator(make, 2)
+    expected = [wanted(step, 1).tolist() for step in range(25)]
+    first = from_iterator(make, 2, states=tmp_path, states_every=5)
+    assert [first(step, 1).tolist() for step in range(22)] == expected[:22]
+    opened: list[int] = []
+    again = from_iterator(lambda shard: opened.append(shard) or make(shard), 2, states=tmp_path)
+    with caplog.at_level(logging.WARNING, "jaxft"):
+        assert again(24, 1).tolist() == expected[24]
+    assert not caplog.messages
+    assert opened == [1, 1], "to try the state out, and to go on from it"
+
+
 def test_reading_through_is_said_with_its_cost_and_counts_as_progress(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -369,6 +400,65 @@ def test_a_stream_that_seeks_to_another_place_is_refused(make: Any, how: str) ->
 @pytest.mark.parametrize("make", [lambda shard: Rows(1), lambda shard, start=0: iter([7][start:])])
 def test_a_stream_that_seeks_to_its_place_is_not_refused(make: Any) -> None:
     from_iterator(make, 2)(0, 1)
+
+
+def noisy(shard: int) -> Iterator[np.ndarray]:
+    np.random.seed(shard)
+    return (np.random.normal(size=3) for _ in itertools.count())
+
+
+def at_a_place_in_one_file(file: io.BytesIO, shard: int) -> Iterator[np.ndarray]:
+    file.seek(32 * shard)
+    return (np.frombuffer(file.read(4), np.uint8) for _ in itertools.count())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [noisy, functools.partial(at_a_place_in_one_file, io.BytesIO(bytes(range(64))))],
+    ids=["a global generator", "a file that is open"],
+)
+def test_streams_that_depend_on_which_others_are_read_are_refused(make: Any) -> None:
+    """Each repeats if it is read alone. How a group reads several in turn depends on which groups are there."""
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Two streams of make\(0\) begin with the same batch, but read in turn they diff",
+    ):
+        from_iterator(lambda shard: make(shard), 2)(0, 0)
+
+
+def shuffled_by_a_global_generator(shard: int) -> Iterator[np.ndarray]:
+    np.random.seed(shard)
+    while True:
+        yield from np.random.permutation(8).reshape(4, 2)
+
+
+def shuffled_by_its_own(shard: int) -> Iterator[np.ndarray]:
+    own = np.random.default_rng(shard)
+    while True:
+        yield from own.permutation(8).reshape(4, 2)
+
+
+def test_a_stream_that_seeds_a_global_generator_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Its next epoch depends on which others are read, which its first batches do not show."""
+    np.random.seed(7)
+    batches = from_iterator(shuffled_by_a_global_generator, 2)
+    for _ in range(2):
+        batches(0, 1)
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        "make(1) seeds a generator that all streams of this process share, with numpy.random.seed. "
+    )
+
+
+def test_the_check_leaves_global_generators_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
+    np.random.seed(7)
+    random.seed(7)
+    wanted = np.random.random(), random.random()
+    np.random.seed(7)
+    random.seed(7)
+    from_iterator(shuffled_by_its_own, 2)(0, 1)
+    assert (np.random.random(), random.random()) == wanted
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("make", [lambda shard: None, lambda shard, start: None])
