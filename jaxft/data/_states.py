@@ -2,12 +2,15 @@
 
 import base64
 import contextlib
+import importlib
 import json
 import logging
 import os
 import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 _log = logging.getLogger("jaxft")
 
@@ -36,7 +39,11 @@ class States:
     def refuse(self, why: str) -> None:
         """Neither save nor use a state any more."""
         self._refused = True
-        _log.warning("states of streams in %s are not used: %s", self._folder, why)
+        _log.warning(
+            "states of streams in %s are not used: %s. A group that starts later finds its place in a stream without "
+            "them: by `skip`, or by reading all batches before it",
+            *(self._folder, why),
+        )
 
     def save(self, shard: int, kept: Kept) -> None:
         """Write a state. One that is not JSON and bytes is left out, and so is one that the disk does not take.
@@ -121,8 +128,17 @@ def _write(path: Path, text: str) -> None:
 def _encoded(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"__bytes__": base64.b64encode(value).decode()}
+    if callable(getattr(value, "numpy", None)):  # a tensor of torch, such as the state of a torch.Generator
+        array: np.ndarray = value.numpy()
+        return {"__tensor__": [str(array.dtype), array.shape, array.tobytes()]}
     raise TypeError(f"a {type(value).__name__} in the state of the stream cannot be written as JSON")
 
 
 def _decoded(value: dict[str, Any]) -> Any:
-    return base64.b64decode(value["__bytes__"]) if value.keys() == {"__bytes__"} else value
+    if value.keys() == {"__bytes__"}:
+        return base64.b64decode(value["__bytes__"])
+    if value.keys() == {"__tensor__"}:
+        dtype, shape, content = value["__tensor__"]
+        torch = importlib.import_module("torch")
+        return torch.from_numpy(np.frombuffer(content, dtype).reshape(shape).copy())
+    return value
