@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from jaxft._errors import ConfigurationError
+from jaxft._numbers import whole
 
 if TYPE_CHECKING:
     from jaxft._replica._engine import Engine
@@ -121,8 +122,8 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
         ConfigurationError: this group has not joined the job, or the loop's body does not call the step, or calls it
             again without having read the step.
     """
-    if total is not None and (isinstance(total, bool) or not isinstance(total, int)):  # pyright: ignore
-        raise ConfigurationError(f"steps takes the number of all steps of the run, not {total!r}.")
+    if total is not None:
+        total = whole("total, the number of all steps of the run,", total)
     watch = engine.loop
     if engine.handed is None:
         raise ConfigurationError(
