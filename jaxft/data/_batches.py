@@ -102,6 +102,13 @@ class Batches:
                 "by number, `source[i]`: pass a list with one dict per sample, or a class of your own whose "
                 "__getitem__ returns `{name: column[i] for name, column in columns.items()}`."
             )
+        if (rows := _rows(self.source)) is not None:
+            count = len(self.source)
+            raise ConfigurationError(
+                f"The source is a tuple of {count} arrays of {rows} rows each, which would be {count} samples. If "
+                "they are columns, such as inputs and labels, pass `list(zip(*columns))`: sample i is then row i of "
+                "each. If each array is a sample, pass a list of them."
+            )
         if not (hasattr(self.source, "__len__") and hasattr(self.source, "__getitem__")):
             raise ConfigurationError(
                 f"The source is a {type(self.source).__name__}, which has no length or cannot be indexed. Batches "
@@ -257,6 +264,14 @@ class _Sample:
     tree: Any
     types: str  # of the leaves, with their paths
     leaves: list[np.ndarray]
+
+
+def _rows(source: Any) -> int | None:
+    """How many rows each array has in a tuple of arrays that may be columns; None if it is no such tuple."""
+    if not isinstance(source, tuple):
+        return None
+    shapes: set[Any] = {getattr(one, "shape", ())[:1] for one in source}
+    return shapes.pop()[0] if len(shapes) == 1 and () not in shapes else None
 
 
 def _differ(one: np.ndarray, other: np.ndarray) -> bool:

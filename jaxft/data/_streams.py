@@ -81,6 +81,10 @@ def from_iterator(
             "may have to read any shard, and begin again. Pass `lambda shard: ...`."
         )
     instead = "Pass `lambda shard: ...`, with a second parameter `start` if it seeks."
+    if states is not None and not os.fspath(states):
+        raise ConfigurationError(
+            "states must be a path, not the empty string. Name a folder that all groups share, or leave it out."
+        )
     check_function("make", make, "the number of a shard", 1, instead, seeks="start" in parameters(make))
     return Streams(make, shards, None if states is None else States(Path(states)), states_every)
 

@@ -291,6 +291,18 @@ def train(microbatch_size: int | None, *, scale: float = 1e-3) -> jax.Array:
     return w
 
 
+def test_columns_are_not_taken_for_samples() -> None:
+    x, y = np.arange(30.0).reshape(10, 3), np.arange(10)
+    for columns in ((x, x), (x, y), (jnp.asarray(y), y, y)):
+        said = f"a tuple of {len(columns)} arrays of 10 rows each, which would be {len(columns)} samples. If they"
+        with pytest.raises(ConfigurationError, match=said):
+            Batches(columns, shards=1, samples_per_shard=2)
+    rows = Batches(list(zip(x, y, strict=True)), shards=1, samples_per_shard=2, seed=None)
+    assert rows(1, 0).samples[1].tolist() == [2, 3]
+    for samples in (tuple(range(4)), ({"x": x}, {"x": x}), [x, x]):
+        assert Batches(samples, shards=1, samples_per_shard=2).size == len(samples)
+
+
 def test_an_uneven_last_batch_gives_the_mean_over_real_samples() -> None:
     data, w = batches(), jnp.ones(2)
     for step in range(10):

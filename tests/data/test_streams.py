@@ -507,6 +507,8 @@ def test_arguments_that_cannot_be_right() -> None:
         from_iterator(Counted(), 0)
     with pytest.raises(ConfigurationError, match="states_every must be at least 1, not -1"):
         from_iterator(Counted(), 2, states_every=-1)
+    with pytest.raises(ConfigurationError, match="states must be a path, not the empty string"):
+        from_iterator(Counted(), 2, states="")
     with pytest.raises(ConfigurationError, match="make is a list, but it must be a function"):
         from_iterator([1, 2], 2)  # pyright: ignore[reportArgumentType]
 
