@@ -4,9 +4,11 @@ Each command is imported when it is asked for, and its options without what it r
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
 from jaxft_protocol.standard_streams import open_closed_streams, quiet_without_reader
 
@@ -135,7 +137,25 @@ def _doctor(arguments: list[str]) -> NoReturn:
 def _parsed(options: type[_Options], command: str, arguments: list[str]) -> _Options:
     import tyro
 
+    if flag := _empty_path(options, arguments):
+        print(
+            f"jaxft: {flag} has an empty value, as from a shell variable that is not set: name a file or a folder, "
+            "or omit it",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     return tyro.cli(options, prog=command, args=arguments)
+
+
+def _empty_path(options: type[Any], arguments: list[str]) -> str:
+    """Which flag of a file or folder has an empty value, which would be the current folder; "" if none has."""
+    types = get_type_hints(options)
+    paths = {f"--{name.replace('_', '-')}" for name, kind in types.items() if Path in (kind, *get_args(kind))}
+    for word, after in itertools.pairwise([*arguments, "-"]):
+        name, equals, value = word.partition("=")
+        if (flag := name.replace("_", "-")) in paths and not (value if equals else after):
+            return flag
+    return ""
 
 
 @contextlib.contextmanager

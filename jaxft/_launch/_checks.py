@@ -1,11 +1,16 @@
 """Checks before anything is started, with advice on what to do."""
 
 import importlib.util
+import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from jaxft._errors import JaxftError
+
+# Options of Python that take no value and leave it to run a program.
+PYTHON_SWITCHES = "bBdEiIOPqsSuvx"
 
 
 class LaunchError(JaxftError):
@@ -35,6 +40,19 @@ def check_command(words: Sequence[str], *, command: str) -> None:
         raise LaunchError(missing_program(command))
     if shutil.which(words[0]) is None:
         raise LaunchError(f"There is no program {words[0]!r} to run. Check its path.")
+    if _read_from_input(words):
+        raise LaunchError(
+            f"{shlex.join(words)!r} would read its program from the standard input, which no group has: each is "
+            f"started several times. Save the program in a file, and name that: {command} -- python my_train.py"
+        )
+
+
+def _read_from_input(words: Sequence[str]) -> bool:
+    """Whether it is Python without a script: `python`, `python -u -`, `python /dev/stdin`."""
+    if not Path(words[0]).name.startswith("python"):
+        return False
+    rest = [word for word in words[1:] if not re.fullmatch(rf"-[{PYTHON_SWITCHES}]+", word)]
+    return not rest or rest[0] in ("-", "/dev/stdin")
 
 
 def missing_program(command: str) -> str:

@@ -1,4 +1,5 @@
 import ast
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -105,6 +106,19 @@ def test_a_program_that_is_missing_is_an_error() -> None:
         check_command((), command="jaxft chaos")
     with pytest.raises(LaunchError, match="There is no program 'no_such_program' to run"):
         check_command(("no_such_program",), command="jaxft chaos")
+
+
+def test_programs_of_python_that_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for words in (
+        [script],
+        ["-u", script, "-"],
+        ["-m", "train"],
+        ["-c", "pass"],
+        ["-X", "dev", script],
+        ["--version"],
+    ):
+        check_command((sys.executable, *map(str, words)), command="jaxft launch")
 
 
 def test_help_of_the_demo_lists_its_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,13 @@ def test_one_group_of_an_array(folder: Path) -> None:
         ([], [], "Name the program to train, after two dashes: jaxft launch -- python my_train.py"),
         ([], ["no-such-program"], "There is no program 'no-such-program' to run"),
         (["--deadlines", "bake=1"], ["true"], "there is no phase 'bake'"),
+        (
+            [],
+            ["python", "-"],
+            "'python -' would read its program from the standard input, which no group has",
+        ),
+        ([], ["python3", "-uB"], "'python3 -uB' would read its program from the standard input"),
+        ([], ["python", "-u", "/dev/stdin", "3"], "'python -u /dev/stdin 3' would read its program from the"),
     ],
 )
 def test_what_cannot_run_is_said_before_anything_starts(
@@ -42,6 +49,20 @@ def test_what_cannot_run_is_said_before_anything_starts(
         assert running.status() == 1
     assert re.search(re.escape(said), running.text())
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("flag", ["--folder", "--health"])
+def test_an_empty_path_is_refused_before_anything_is_written(flag: str, tmp_path: Path) -> None:
+    """As of a variable that is not set. It would be the current folder."""
+    for words in ([flag, ""], [f"{flag}="]):
+        command = [sys.executable, "-m", "jaxft", "launch", *words, "--", "true"]
+        here = os.environ | {"PYTHONPATH": ABSOLUTE}
+        ended = patience.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(
+            f"jaxft: {flag} has an empty value, as from a shell variable that is not set"
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_second_launch_in_a_folder_is_refused_before_it_changes_anything(folder: Path) -> None:
