@@ -366,7 +366,7 @@ def test_steps_needs_a_join_and_a_call_in_each_iteration(manager: jaxft.Manager 
     with pytest.raises(jaxft.ConfigurationError, match="has not called the step, so step 2 is still"):
         next(loop)
     for wrong in ("3", 3.0, True):
-        said = rf"total, the number of all steps of the run, must be an int, not {wrong!r}, a {type(wrong).__name__}\."
+        said = rf"number of all steps of the run, must be an int, not {wrong!r}, a {type(wrong).__name__}\."
         with pytest.raises(jaxft.ConfigurationError, match=said):
             next(step.steps(wrong))  # pyright: ignore[reportArgumentType]
     assert next(step.steps(np.int64(3))) == 2  # pyright: ignore[reportArgumentType]
