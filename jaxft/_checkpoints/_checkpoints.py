@@ -17,6 +17,7 @@ from jaxft._arrays._device_digest import PendingDigest
 from jaxft._checkpoints import _folder, _marks, _orbax
 from jaxft._checkpoints._group import Group, OneProcess
 from jaxft._checkpoints._host import HostCopy
+from jaxft._checkpoints._last import LastTurn
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, digest_like, leaves_of
 from jaxft._checkpoints._parts import PartsCopy, check_storable
 from jaxft._checkpoints._readers import turn
@@ -96,6 +97,7 @@ class Checkpoints:
         _orbax.require()
         self._folder = Path(folder).absolute()
         self._thread: threading.Thread | None = None
+        self._last: LastTurn | None = None
         self._saving = 0  # the step that the thread saves
         self._saves = 0  # so many were begun
         self._synced = 0  # so many of their files are on the disk
@@ -373,12 +375,28 @@ class Checkpoints:
                 error,
             )
 
+    def saves_last(self, step: int, *, writer: bool, timeout_s: float) -> bool:
+        """Return whether this process should save the last state; if another group does, wait for that first.
+
+        Args:
+            step: the number of committed steps behind the state.
+            writer: the answer if the disk has no locks.
+            timeout_s: for how long nothing may have been written meanwhile.
+        """
+        self._last = LastTurn(self._folder, step, otherwise=writer)
+        return self._last.wait(timeout_s)
+
     def finish(self, timeout_s: float) -> None:
         """Wait for the running save, if any, as long as its bytes move; log a warning if it does not get on.
 
         Args:
             timeout_s: for how long nothing may have been written.
         """
+        self._finish(timeout_s)
+        if self._last is not None:
+            self._last.close()
+
+    def _finish(self, timeout_s: float) -> None:
         thread = self._thread
         if thread is None or not thread.is_alive():
             return

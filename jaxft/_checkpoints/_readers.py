@@ -55,7 +55,7 @@ def _slot(folder: Path, deadline_s: float, readers: int) -> _Slot | None:
     before: list[bytes] | None = None  # the marks at the start of the wait
     while True:
         for file in files:
-            descriptor = _locked(file)
+            descriptor = locked(file)
             if descriptor is None:
                 continue
             if before is not None and any(new and new not in before for new in map(_mark, files)):
@@ -70,7 +70,7 @@ def _slot(folder: Path, deadline_s: float, readers: int) -> _Slot | None:
         time.sleep(_POLL_S)
 
 
-def _locked(file: Path) -> int | None:
+def locked(file: Path) -> int | None:
     """A descriptor that holds the file's lock; None if another process holds it. Raises OSError."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -10,7 +10,7 @@ import jax
 from jaxft_protocol.messages import NewQuorum
 from jaxft_protocol.names import done_again
 
-from jaxft._checkpoints import Restored, _beginning
+from jaxft._checkpoints import Checkpoints, Restored, _beginning
 from jaxft._checkpoints._parts import check_storable
 from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._errors import ConfigurationError
@@ -216,24 +216,32 @@ class Saving:
 
     def save_if_due(self, programs: Programs, members: tuple[str, ...]) -> None:
         checkpoints = self._config.checkpoints
-        if checkpoints is not None and checkpoints.due(self._held.step):
+        if checkpoints is not None and checkpoints.due(self._held.step) and self._writes(members):
             with self._session.in_step(False):
-                self._save(programs.unflatten(self._held.leaves), members)
+                self._save(checkpoints, programs.unflatten(self._held.leaves))
 
     def save_last(self, programs: Programs, members: tuple[str, ...]) -> None:
-        """Save the state at the end of this group's loop, if this group is the one to save."""
+        """Save the state at the end of this group's loop, or wait until another group has."""
         if not self._held.made:
             return
         if any(leaf.is_deleted() for leaf in self._held.leaves):
             _log.warning("the last state is not saved: other code consumed it before the job ended")
             return
-        self._save(programs.unflatten(self._held.leaves), members)
-
-    def _save(self, state: Any, members: tuple[str, ...]) -> None:
-        """One group writes for all: the first of the quorum at this step."""
-        checkpoints = self._config.checkpoints
-        if checkpoints is None or members[:1] != (self._config.group,):
+        checkpoints, step = self._config.checkpoints, self._held.step
+        if checkpoints is None:
             return
+        mine = not self._ranks.rank and checkpoints.saves_last(
+            step, writer=self._writes(members), timeout_s=self._config.failure_timeout_s
+        )
+        if self._ranks.decide("save the last state", mine):
+            _log.debug("[jaxft %s] saves the last state, of step %d", self._config.group, step)
+            self._save(checkpoints, programs.unflatten(self._held.leaves))
+
+    def _writes(self, members: tuple[str, ...]) -> bool:
+        """Whether this group writes for all: the first of the quorum at this step does."""
+        return members[:1] == (self._config.group,)
+
+    def _save(self, checkpoints: Checkpoints, state: Any) -> None:
         checkpoints.save(
             self._held.step,
             state,

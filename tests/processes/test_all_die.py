@@ -24,9 +24,9 @@ def undisturbed() -> str:
     return digest_alone(STEPS)
 
 
-def flags(here: Cluster) -> tuple[str, ...]:
+def flags(here: Cluster, steps: int = STEPS) -> tuple[str, ...]:
     saved = str(here.folder / "checkpoints")
-    return "--steps", str(STEPS), "--checkpoints", saved, "--checkpoint-every", str(EVERY)
+    return "--steps", str(steps), "--checkpoints", saved, "--checkpoint-every", str(EVERY)
 
 
 def saved_steps(here: Cluster) -> set[str]:
