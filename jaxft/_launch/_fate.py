@@ -25,7 +25,9 @@ class Fate:
     def __init__(self, children: Sequence[Child]) -> None:
         """`children`: the processes on this machine, in the order of their ranks."""
         self.statuses: dict[int, int] = {}  # of processes that ended before we ended the group, by index
-        self.failed: int | None = None  # the index of the first that failed
+        # The index of the first that failed, or of one seen later that is the reason for that.
+        self.failed: int | None = None
+        self.settled = False  # `failed` stays as it is
         self.killed = False
         self.killed_s = math.inf  # when that was, by time.monotonic
         self._children = tuple(children)
@@ -42,6 +44,7 @@ class Fate:
 
     def watch(self, *, shared: bool = True) -> None:
         """See which processes have ended. With `shared`, one that failed ends the others."""
+        over = self.over  # asked first: none of them then ends unseen
         for index, child in enumerate(self._children):
             status = child.exit_code()
             if status is None or index in self.statuses or self.killed:
@@ -52,8 +55,18 @@ class Fate:
             if status != DONE and self.failed is None:
                 last_words_s = 0.0 if ending_of(status) is Ending.KILLED else LAST_WORDS_S
                 self.fail(index, within_s=last_words_s if shared else None)
+            elif self._explains(status):
+                self.failed = index
         if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             self.kill()
+        self.settled = self.failed is not None and (over or self.killed or self._kill_at_s is None)
+
+    def _explains(self, status: int) -> bool:
+        """Whether a process that ended so is the reason for the end of the one that failed first."""
+        if self.settled or self.failed not in self.statuses:
+            return False
+        first = self.statuses[self.failed]
+        return reason_of([first, status]) != reason_of([first])
 
     def fail(self, index: int, *, within_s: float | None) -> None:
         """A process has failed: the group ends after `within_s`, or (None) by itself."""

@@ -122,8 +122,16 @@ class Life:
 
     @property
     def failed(self) -> RankProcess | None:
-        """The first process that ended with another status than 0, or exceeded a deadline."""
+        """The first process that ended with another status than 0, or exceeded a deadline.
+
+        If another is seen later that is the reason for its end, that one.
+        """
         return None if self._fate.failed is None else self.ranks[self._fate.failed]
+
+    @property
+    def settled(self) -> bool:
+        """Whether `failed` is the reason for the end of this life, and stays as it is."""
+        return self._fate.settled
 
     @property
     def foreign(self) -> list[int]:

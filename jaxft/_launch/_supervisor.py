@@ -277,7 +277,7 @@ class Supervisor:
     def _watch(self) -> None:
         life = self.life
         assert life is not None
-        failed_before = life.failed
+        settled_before = life.settled
         if time.monotonic() >= self._kill_at_s:
             self._kill_at_s = math.inf
             self._say(
@@ -289,7 +289,7 @@ class Supervisor:
         if time.monotonic() >= self._supervise_at_s:
             self._supervise_at_s = time.monotonic() + SUPERVISE_EVERY_S
             life.supervise(self._rules.deadlines)
-        if life.failed is not None and failed_before is None:
+        if life.settled and not settled_before:
             self._tell_failure(life)
         if life.untold and self._warm is not None:
             self._say(

@@ -42,3 +42,18 @@ def test_a_rank_that_aborts_first_is_the_reason() -> None:
     ranks[0].status = 1
     fate.watch(shared=False)
     assert (fate.failed, fate.result()) == (1, (Ending.KILLED, -6))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("status", [1, -9])
+def test_a_rank_that_has_lost_another_is_not_the_one_that_failed(status: int, first: int) -> None:
+    """It ends within milliseconds of the other, and may be seen before it."""
+    ranks = [Ended(), Ended()]
+    fate = Fate([cast(Child, rank) for rank in ranks])
+    ranks[first].status = 75
+    fate.watch()
+    assert not fate.settled
+    ranks[1 - first].status = status
+    fate.watch()
+    assert (fate.failed, fate.settled) == (1 - first, True)
+    assert fate.result()[1] == status
