@@ -177,7 +177,7 @@ class Follower:
             return
         self._closed = True
         self._link.send(pb.RankMessage(group_ends=pb.GroupEnds(error=error)))
-        self._link.close()
+        self._link.close(error)
 
     # ---- as one of the ranks ----
 

@@ -172,7 +172,7 @@ class Leader:
         self._closed = True
         self._send(pb.LeaderMessage(group_ends=pb.GroupEnds(error=error)))
         for link in self._links:
-            link.close()
+            link.close(error)
 
     def _send(self, message: pb.LeaderMessage) -> None:
         for link in self._links:

@@ -30,6 +30,8 @@ _MAX_BYTES = 64 << 20
 _HEADER = struct.Struct("<I")
 # After another rank's error, this rank may raise its own before it is ended.
 _GRACE_S = 5.0
+# The rank with that error waits for others that do not end: less long, so that its status is there before theirs.
+_HEAD_START_S = 2.5
 
 
 class Link:
@@ -85,11 +87,15 @@ class Link:
         with contextlib.suppress(OSError, TimeoutError):
             self._send(message.SerializeToString())
 
-    def close(self) -> None:
-        """End the connection, after a last message that says so, as soon as the other rank has said so too."""
+    def close(self, error: str = "") -> None:
+        """End the connection, after a last message that says so, as soon as the other rank has said so too.
+
+        `error`: with which this rank ends.
+        """
         self._leaving = True
-        if not self._other_ends.wait(_GRACE_S):
-            _log.warning("[jaxft %s] rank %d has not ended within %g s", self._name, self.other, _GRACE_S)
+        patience_s = _GRACE_S - _HEAD_START_S if error else _GRACE_S
+        if not self._other_ends.wait(patience_s):
+            _log.warning("[jaxft %s] rank %d has not ended within %g s", self._name, self.other, patience_s)
         self._closing.set("this rank ends")
         for thread in self._threads:
             thread.join()

@@ -300,6 +300,8 @@ def test_a_rank_of_each_of_two_groups_is_killed_and_the_bits_stay(folder: Path, 
             job.until_rank_back(group, rank, lives=2)
         job.hurry()
         assert job.running.status() == 0, job.running.text()
+    named = {event["group"]: (event["rank"], event["ending"]) for event in job.running.events("rank_ended")}
+    assert named == {"group-0": (0, "killed"), "group-1": (1, "killed")}
     assert job.digests(*ranks_of(groups)) == {undisturbed_ranks(tmp_path)}
 
 
@@ -322,8 +324,11 @@ def test_a_program_that_raises_in_one_rank_of_two_is_started_once_more(folder: P
     """The other rank waits for it in a collective, and JAX's exit handlers would have each wait for the other."""
     with launch(folder, "--nproc", "2", program=(*GLOO, raises), JAX_PLATFORMS="cpu") as running:
         assert running.status() == 1, running.text()
+    rank = 0 if raises == "leader" else 1
     ended = running.events("group_ended")
     assert [(event["ending"], event["status"]) for event in ended] == [("error", 1)] * 2
+    assert [event["rank"] for event in running.events("rank_ended")] == [rank] * 2
+    assert "ValueError: this rank cannot train" in running.text().partition("is given up")[2]
     for life in range(2):
-        log = (folder / f"group-0.{life}.{0 if raises == 'leader' else 1}.log").read_text()
+        log = (folder / f"group-0.{life}.{rank}.log").read_text()
         assert log.count("ValueError: this rank cannot train") == 1, log
