@@ -294,7 +294,7 @@ class Follower:
                 try:
                     self._core, order = core.take(self._core, kind, about)
                 except messages.CameApart as error:
-                    raise CameApart(str(error)) from error
+                    raise CameApart(str(error), error.theirs) from error
                 if order is None and self._undecodable is not None:
                     raise self._undecodable
                 if order is None:

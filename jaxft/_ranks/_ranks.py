@@ -26,7 +26,15 @@ from jaxft._transport._sockets import Abort
 
 
 class CameApart(SessionFailed):
-    """The ranks of this group are not at the same point of the same program."""
+    """The ranks of this group are not at the same point of the same program.
+
+    Attributes:
+        theirs: the decision that comes from rank 0; "" if it is something else.
+    """
+
+    def __init__(self, text: str, theirs: str = "") -> None:
+        super().__init__(text)
+        self.theirs = theirs
 
 
 @dataclass(frozen=True, slots=True)

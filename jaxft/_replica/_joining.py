@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -30,6 +31,10 @@ _log = logging.getLogger("jaxft")
 _EVERY_RANK = (
     "Every rank must make the same first state: from the same seed and the same files, whatever its number."
 )
+# Between the name and the value of a setting that the ranks of a group compare.
+_IS = " = "
+# Sorts after all names.
+_END_OF_SETTINGS = (chr(sys.maxunicode), "")
 
 
 class Joining:
@@ -189,14 +194,32 @@ class Joining:
 
     def _check_ranks(self, settings: Mapping[str, str]) -> None:
         """Rank 0 reports its own settings for the whole group, and the groups compare those."""
-        try:
-            for name, value in sorted(settings.items()):
-                self._ranks.decide(f"{name} {value}", True)
-        except CameApart as error:
-            raise ConfigurationError(
-                f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, settings "
-                f"or hardware. {error}"
-            ) from error
+        for name, value in (*sorted(settings.items()), _END_OF_SETTINGS):
+            try:
+                self._ranks.decide(f"{name}{_IS}{value}", True)
+            except CameApart as error:
+                raise ConfigurationError(
+                    f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, "
+                    f"settings or hardware: {difference(name, value, error.theirs) or error}"
+                ) from error
+
+
+def difference(name: str, value: str, theirs: str) -> str:
+    """Return in which setting this rank differs from rank 0; "" if rank 0 does not compare settings.
+
+    Args:
+        name: of this rank's setting at the place where they differ. Both go through their settings by name.
+        value: of that setting.
+        theirs: rank 0's setting there, with its name.
+    """
+    their_name, is_setting, their_value = theirs.partition(_IS)
+    if not is_setting:
+        return ""
+    if their_name == name:
+        return f"this rank has {name} {value!r}, and rank 0 has {their_value!r}."
+    if their_name < name:
+        return f"rank 0 has {their_name} {their_value!r}, which this rank does not have."
+    return f"this rank has {name} {value!r}, which rank 0 does not have."
 
 
 def _first_batch(call: Call) -> dict[str, str]:

@@ -104,7 +104,8 @@ def take(follower: Follower, kind: type[_O], what: str) -> tuple[Follower, _O | 
         here = f"at {what!r}" if what else "waiting for what comes next"
         raise CameApart(
             f"The ranks of this group have come apart: {_words(order)} comes from rank 0, but rank {follower.rank} "
-            f"is {here}. Every rank must run the same program, with the same calls of the step."
+            f"is {here}. Every rank must run the same program, with the same calls of the step.",
+            theirs=order.what if isinstance(order, Decided) else "",
         )
     return changed(follower, orders=tuple(rest)), order
 

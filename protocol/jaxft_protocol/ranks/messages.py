@@ -7,7 +7,15 @@ from jaxft_protocol.replica.state import Directive
 
 
 class CameApart(Exception):
-    """The ranks of this group are not at the same point of the same program."""
+    """The ranks of this group are not at the same point of the same program.
+
+    Attributes:
+        theirs: the decision that comes from rank 0; "" if it is something else.
+    """
+
+    def __init__(self, text: str, theirs: str = "") -> None:
+        super().__init__(text)
+        self.theirs = theirs
 
 
 @dataclass(frozen=True, slots=True)

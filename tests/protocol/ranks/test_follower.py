@@ -56,8 +56,9 @@ def test_orders_are_taken_in_their_order() -> None:
 def test_an_order_for_another_point_of_the_program_is_not_taken(
     order: Order, kind: type[Order], about: str, words: str
 ) -> None:
-    with pytest.raises(CameApart, match=words):
+    with pytest.raises(CameApart, match=words) as caught:
         take(heard(order, APPLY), kind, about)
+    assert caught.value.theirs == (order.what if isinstance(order, Decided) else "")
 
 
 def test_operations_are_numbered_and_reported_by_their_names() -> None:
