@@ -164,7 +164,10 @@ class Life:
         self._drained = any(sign.phase == DRAINED for sign in told)
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:
-        """End the group if one of its processes has exceeded a deadline; it then says first where it stands."""
+        """End the group if one of its processes has exceeded a deadline.
+
+        All of them say first where they stand: that one may wait for another, which looks the same from here.
+        """
         now_s = self._clock.look()
         if self.failed is not None:
             return
@@ -175,7 +178,8 @@ class Life:
             late = None if one.child.exit_code() is not None else self._late(one, now_s, deadlines)
             if late is not None:
                 self.overdue = late
-                one.child.say_where()
+                for each in self.ranks:
+                    each.child.say_where()
                 self._fate.fail(index, within_s=LAST_WORDS_S)
                 return
 

@@ -344,9 +344,14 @@ class Supervisor:
         if len(life.ranks) > 1:
             name = f"{name}, rank {one.rank}"
         if (late := life.overdue) is not None:
+            # Ranks that wait for another in a collective are in the same phase.
+            others = (
+                "" if len(life.ranks) == 1 else ". It may wait for another: their logs say where each stood"
+            )
             self._say(
                 f"{name} (pid {one.child.pid}) has been in {late.phase} of step {late.step} for {late.lasted_s:.0f} "
                 f"s, which is longer than {late.deadline_s:g} s (--deadlines {late.phase}=...): its group is killed"
+                f"{others}"
             )
             self._write(
                 RankOverdue(

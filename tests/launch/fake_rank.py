@@ -6,13 +6,15 @@ A LIFE is a list of words: `steps:N` commits N steps; `phase:NAME:STEP` tells a 
 `env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
 `starts:NAME` starts a process that stays, whose number it adds to a file in FOLDER;
 `members:N` is how many groups took part from now on;
-`kill`; `stop` (SIGSTOP); `alive` touches the phase file forever; `aged` gives that file the time that it would have
+`kill`; `stop` (SIGSTOP); `shows` prints its stacks on SIGUSR2;
+`alive` touches the phase file forever; `aged` gives that file the time that it would have
 if the machine's clock had been set forward since; `mute` waits forever; `leave:STATUS` ends with that on SIGTERM;
 `drains:STEP` is drained on SIGTERM; `finishes:NAME` waits for a file in FOLDER on SIGTERM, makes `finished` there and
 ends with 75; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD`
 for that group.
 """
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -76,6 +78,8 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             os.kill(os.getpid(), signal.SIGKILL)
         case ["stop"]:
             os.kill(os.getpid(), signal.SIGSTOP)
+        case ["shows"]:
+            faulthandler.register(signal.SIGUSR2)
         case ["alive"]:
             while True:
                 file.touch()

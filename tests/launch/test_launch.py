@@ -156,6 +156,18 @@ def test_what_does_not_move_is_killed(folder: Path, deadlines: str, life: str, p
     assert late["deadline_s"] == 0.3
 
 
+def test_all_ranks_of_a_group_say_where_they_stand_before_it_is_killed(folder: Path) -> None:
+    """One that waits for another in a collective is as late as that one."""
+    lives = ("shows steps:2 phase:compute:2 alive", "exit:0")
+    with fakes(folder, "--nproc", "2", "--deadlines", "compute=0.3", lives=lives) as running:
+        late = running.until("rank_overdue")
+        assert running.until("group_ended")["ending"] == "killed"
+        assert "its group is killed. It may wait for another" in running.text()
+    assert late["phase"] == "compute"
+    for rank in range(2):
+        assert "in do" in (folder / f"group-0.0.{rank}.log").read_text()
+
+
 def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
     deadlines = "compute=0.3,apply=0.3,silence=600"
     with fakes(folder, "--deadlines", deadlines, lives=("phase:vote:1 gate:go exit:0",)) as running:
