@@ -341,13 +341,11 @@ class Supervisor:
     def _tell_failure(self, life: Life) -> None:
         assert life.failed is not None
         one, name = life.failed, self.member.name
-        if len(life.ranks) > 1:
+        if several := self.member.world > 1:
             name = f"{name}, rank {one.rank}"
         if (late := life.overdue) is not None:
             # Ranks that wait for another in a collective are in the same phase.
-            others = (
-                "" if len(life.ranks) == 1 else ". It may wait for another: their logs say where each stood"
-            )
+            others = ". It may wait for another: their logs say where each stood" if several else ""
             self._say(
                 f"{name} (pid {one.child.pid}) has been in {late.phase} of step {late.step} for {late.lasted_s:.0f} "
                 f"s, which is longer than {late.deadline_s:g} s (--deadlines {late.phase}=...): its group is killed"

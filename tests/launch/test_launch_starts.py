@@ -123,6 +123,13 @@ def test_the_nodes_of_a_group_may_share_a_folder(folder: Path) -> None:
                 assert beside.status() == status, beside.text()
 
 
+def test_the_rank_of_another_node_is_named(folder: Path) -> None:
+    words = ("--group", "0", "--nodes", "2", "--meet", "localhost:1", "--node", "1", "--max-restarts", "0")
+    with fakes(folder, *words, lives=("exit:75",)) as running:
+        assert running.status() == 75, running.text()
+    assert "group-0, rank 1 (pid" in running.text()
+
+
 def test_a_coordinator_that_cannot_be_started_is_an_error_without_a_traceback(folder: Path) -> None:
     (folder / "coordinator.log").mkdir(parents=True)
     with launch(folder, program=("true",)) as running:
