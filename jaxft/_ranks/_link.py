@@ -141,31 +141,33 @@ class Link:
     def _receive(self) -> None:
         patience_s = self._first_s
         while not self._other_ends.is_set():
-            self._handle(self._receive_message(self._read(patience_s)))
+            try:
+                data = self._read(time.monotonic() + patience_s)
+            except TimeoutError as error:
+                raise TimeoutError(f"silent for {patience_s:g} s") from error
+            self._handle(self._receive_message(data))
             patience_s = self._silence_s
 
-    def _read(self, patience_s: float) -> bytes:
-        deadline_s = time.monotonic() + patience_s
-        what = f"rank {self.other}, silent for {patience_s:g} s"
-        header = self._exactly(_HEADER.size, deadline_s, what)
+    def _read(self, deadline_s: float) -> bytes:
+        header = self._exactly(_HEADER.size, deadline_s)
         (length,) = _HEADER.unpack(header)
         if length > _MAX_BYTES:
             raise ConnectionError(f"it announced a message of {length} bytes, more than {_MAX_BYTES}")
-        data = self._exactly(length, deadline_s, what)
+        data = self._exactly(length, deadline_s)
         incoming = self._connection.incoming
-        tag = self._exactly(incoming.size_bytes, deadline_s, what)
+        tag = self._exactly(incoming.size_bytes, deadline_s)
         if not is_tag(tag, incoming.tag(header, data)):
             raise ConnectionError("it sent a message with a wrong tag")
         return bytes(data)
 
-    def _exactly(self, size: int, deadline_s: float, what: str) -> bytearray:
+    def _exactly(self, size: int, deadline_s: float) -> bytearray:
         data = bytearray(size)
         recv_exactly(
             self._connection.sock,
             memoryview(data),
             deadline_s=deadline_s,
             abort=self._closing,
-            what=what,
+            what=f"a sign of life from rank {self.other} of group {self._name!r}",
         )
         return data
 

@@ -453,7 +453,7 @@ def test_a_silent_rank_ends_this_process(
     exits = Exits(monkeypatch)
     _, other = lonely(0.2)
     assert exits.happened.wait(patience.FAR_S)
-    assert "rank 0, silent for 0.2 s" in caplog.text
+    assert "rank 0 is lost (silent for 0.2 s)" in caplog.text
     other.close()
 
 
@@ -464,7 +464,7 @@ def test_a_rank_may_take_longer_to_its_first_message(
     exits = Exits(monkeypatch)
     _, other = lonely(silence_s=0.1, first_s=0.3)
     assert exits.happened.wait(patience.FAR_S)
-    assert "rank 0, silent for 0.3 s" in caplog.text
+    assert "rank 0 is lost (silent for 0.3 s)" in caplog.text
     other.close()
     exits.happened.clear()
     _, other = lonely(silence_s=0.2, first_s=patience.FAR_S)
@@ -472,7 +472,7 @@ def test_a_rank_may_take_longer_to_its_first_message(
     header = struct.pack("<I", len(message))
     other.sock.sendall(header + message + other.outgoing.tag(header, message))
     assert exits.happened.wait(patience.FAR_S)
-    assert "rank 0, silent for 0.2 s" in caplog.text
+    assert "rank 0 is lost (silent for 0.2 s)" in caplog.text
     other.close()
 
 
