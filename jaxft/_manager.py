@@ -18,6 +18,7 @@ from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._ranks._collectives import came_from_xla
 from jaxft._ranks._ending import keep_status
+from jaxft._ranks._settings import compare
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import TLS
 from jaxft._replica._draining import Drained, SigtermDrains
@@ -302,6 +303,8 @@ class Manager:
                 self._agent.entered(member.listener.port)
             self._observers = observers_of(config, member.identity, member.ranks.rank)
             member.start()
+            # Before any collective, and before any rank waits for the others in a save or a restore.
+            self._compare_ranks({"checkpoints": "none" if config.checkpoints is None else "some"})
         except BaseException as error:
             self._close(error)
             raise
@@ -373,6 +376,15 @@ class Manager:
             if self._config.checkpoints is not None and not (failed and self._member.ranks.size > 1):
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close(ends_with)
+
+    def _compare_ranks(self, settings: Mapping[str, str]) -> None:
+        """Refuse this rank if it differs from rank 0 in what decides which collectives it takes part in.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        if self._member is not None:
+            compare(self._member.ranks, self._config.group, settings)
 
     def _await_loss(self, member: Membership, error: BaseException | None) -> None:
         """A collective that lost a rank may fail only where its result is read, outside of the step."""

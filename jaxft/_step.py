@@ -468,6 +468,9 @@ class Step:
         if programs is None:
             refuse_disabled_jit()
             check_signature(self._train_step, given.args, given.kwargs)
+            if self._manager is not None and state_types not in self._reference:
+                # With overlap the first batch is computed here, by all ranks of a group together.
+                self._manager._compare_ranks({"overlap": str(self._overlap)})
             with self._engine.compiling():
                 built = cut_programs(
                     *(self._train_step, state, batch, given.args, given.kwargs),

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -17,7 +16,8 @@ from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
 from jaxft._programs._leaves import labels
 from jaxft._programs._nonfinite import compared_policy
-from jaxft._ranks._ranks import CameApart, Directing, Ranks
+from jaxft._ranks._ranks import Directing, Ranks
+from jaxft._ranks._settings import compare
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call, OwnBatch
 from jaxft._replica._held_state import HeldState
@@ -31,10 +31,6 @@ _log = logging.getLogger("jaxft")
 _EVERY_RANK = (
     "Every rank must make the same first state: from the same seed and the same files, whatever its number."
 )
-# Between the name and the value of a setting that the ranks of a group compare.
-_IS = " = "
-# Sorts after all names.
-_END_OF_SETTINGS = (chr(sys.maxunicode), "")
 
 
 class Joining:
@@ -81,7 +77,8 @@ class Joining:
         settings = self._settings_of(call)
         if text := nondeterminism(settings["backend"], xla_flags(os.environ.get("XLA_FLAGS", ""))):
             _log.warning("[jaxft %s] %s", self._config.group, text)
-        self._check_ranks(settings)
+        # Rank 0 reports its own for the whole group, and the groups compare those.
+        compare(self._ranks, self._config.group, settings)
         self._check_batch(call)
         settings |= _first_batch(call)
         self._settings, self._shards = settings, call.shards
@@ -191,35 +188,6 @@ class Joining:
                         "make one array of them: `jax.make_array_from_process_local_data(sharding, rows)`, with a "
                         "sharding over the devices of all ranks."
                     )
-
-    def _check_ranks(self, settings: Mapping[str, str]) -> None:
-        """Rank 0 reports its own settings for the whole group, and the groups compare those."""
-        for name, value in (*sorted(settings.items()), _END_OF_SETTINGS):
-            try:
-                self._ranks.decide(f"{name}{_IS}{value}", True)
-            except CameApart as error:
-                raise ConfigurationError(
-                    f"Rank {self._ranks.rank} of group {self._config.group!r} differs from its rank 0 in code, "
-                    f"settings or hardware: {difference(name, value, error.theirs) or error}"
-                ) from error
-
-
-def difference(name: str, value: str, theirs: str) -> str:
-    """Return in which setting this rank differs from rank 0; "" if rank 0 does not compare settings.
-
-    Args:
-        name: of this rank's setting at the place where they differ. Both go through their settings by name.
-        value: of that setting.
-        theirs: rank 0's setting there, with its name.
-    """
-    their_name, is_setting, their_value = theirs.partition(_IS)
-    if not is_setting:
-        return ""
-    if their_name == name:
-        return f"this rank has {name} {value!r}, and rank 0 has {their_value!r}."
-    if their_name < name:
-        return f"rank 0 has {their_name} {their_value!r}, which this rank does not have."
-    return f"this rank has {name} {value!r}, which rank 0 does not have."
 
 
 def _first_batch(call: Call) -> dict[str, str]:

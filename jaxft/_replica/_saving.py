@@ -49,7 +49,7 @@ class Saving:
         self._changed, self._asked = changed, True
         self._check_state(state)
         self._frontier_step, held = self._session.frontier  # rank 0 alone knows them
-        if self._ranks.decide("heal instead of reading a checkpoint", held):
+        if self._ranks.decide("restore: heal instead of reading a checkpoint", held):
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
             self.left_to_others = True  # they may be dead without being known to be
             return state

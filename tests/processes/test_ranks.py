@@ -10,7 +10,7 @@ from jaxft_protocol import credentials
 from jaxft._launch._ranks import free_ports
 from tests.clusters import Cluster, cluster
 from tests.operate import port
-from tests.processes.ranks import AGAIN, Group, assert_ends_with_its_group, digest_of
+from tests.processes.ranks import AGAIN, Group, assert_ends_with_its_group, digest_of, start_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -286,6 +286,30 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
         assert re.search(f"this rank has {name} '.*', and rank 0 has '.*'", second.log()), second.log()
         assert first.process.returncode == AGAIN, first.log()
         assert first.steps() == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--overlap", "3"), "this rank has overlap '1', and rank 0 has '3'"),
+        (("--checkpoints", "{folder}"), "this rank has checkpoints 'none', and rank 0 has 'some'"),
+    ],
+    ids=["overlap", "checkpoints"],
+)
+def test_what_rank_0_alone_would_do_with_others_is_refused_before_it_waits_for_them(
+    flags: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    """With overlap it computes a first batch in a collective that no other rank comes to."""
+    own = [flag.format(folder=tmp_path / "saved") for flag in flags]
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start_ranks(here, "group-0", RANKS, ("--steps", str(STEPS)), own={0: own})
+        first, second = group.ranks
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+        assert second.process.returncode == 1, second.log()
+        assert second.says(said), second.log()
+        assert first.process.returncode == AGAIN, first.log()
 
 
 @pytest.mark.parametrize(
