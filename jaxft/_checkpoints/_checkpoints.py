@@ -17,13 +17,13 @@ from jaxft._arrays._device_digest import PendingDigest
 from jaxft._checkpoints import _folder, _marks, _orbax
 from jaxft._checkpoints._group import Group, OneProcess
 from jaxft._checkpoints._host import HostCopy
-from jaxft._checkpoints._last import LastTurn
 from jaxft._checkpoints._manifest import Damaged, Manifest, difference, digest_like, leaves_of
 from jaxft._checkpoints._parts import PartsCopy, check_storable
 from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._reading import agreed, read, read_manifest
+from jaxft._checkpoints._saver import HEAD_START_S, SaverLock
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
-from jaxft._checkpoints._writer import decline, follow, lead, write
+from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
 from jaxft._checkpoints._written import Written
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
@@ -97,7 +97,7 @@ class Checkpoints:
         _orbax.require()
         self._folder = Path(folder).absolute()
         self._thread: threading.Thread | None = None
-        self._last: LastTurn | None = None
+        self._saver: SaverLock | None = None
         self._saving = 0  # the step that the thread saves
         self._saves = 0  # so many were begun
         self._synced = 0  # so many of their files are on the disk
@@ -325,10 +325,14 @@ class Checkpoints:
         kept = None if settings is None else dict(settings)
         manifest = Manifest(step, job, history, "", leaves_of(state), kept)
         self._saving, self._saves = step, self._saves + 1
+        saver = None
+        if group.rank == 0 and self._saver is None:  # else it has the lock, for the last state
+            saver = self._lock(step, job)
+            saver.begin()
         # A daemon: a disk that hangs must not keep the process alive. `finish` waits for the thread.
         self._thread = threading.Thread(
             target=self._write,
-            args=(self._writing(manifest, state, group, digest), step),
+            args=(self._writing(manifest, state, group, digest), step, saver),
             name="jaxft-checkpoint",
             daemon=True,
         )
@@ -359,7 +363,7 @@ class Checkpoints:
             return lambda: follow(folder, manifest.step, parts, group, number)
         return lambda: lead(folder, manifest, parts, group, number, keep=keep, find_damaged=find_damaged)
 
-    def _write(self, writing: Callable[[], None], step: int) -> None:
+    def _write(self, writing: Callable[[], None], step: int, saver: SaverLock | None) -> None:
         """The background thread."""
         try:
             with _progress.told(self._got_on):
@@ -374,17 +378,33 @@ class Checkpoints:
                 type(error).__name__,
                 error,
             )
+        finally:
+            if saver is not None:
+                saver.close()
 
-    def saves_last(self, step: int, *, writer: bool, timeout_s: float) -> bool:
+    def saves_last(self, step: int, *, job: str, writer: bool, timeout_s: float) -> bool:
         """Return whether this process should save the last state; if another group does, wait for that first.
 
         Args:
             step: the number of committed steps behind the state.
-            writer: the answer if the disk has no locks.
+            job: the job's name.
+            writer: whether this group saves the states that are due, and this one if the disk has no locks.
             timeout_s: for how long nothing may have been written meanwhile.
         """
-        self._last = LastTurn(self._folder, step, otherwise=writer)
-        return self._last.wait(timeout_s)
+        head_start_s = 0.0 if writer or not self.due(step) else HEAD_START_S
+        saver = self._saver = self._lock(step, job, head_start_s=head_start_s)
+        saver.begin()
+        if not saver.wait(step, timeout_s):
+            return False
+        return writer if saver.error is not None else not saver.needless
+
+    def _lock(self, step: int, job: str, *, head_start_s: float = 0.0) -> SaverLock:
+        folder, known = self._folder, dict(self._damaged)
+
+        def there() -> bool:
+            return is_saved(folder, step, job, _marks.damaged(folder, known))
+
+        return SaverLock(folder, there, head_start_s=head_start_s)
 
     def finish(self, timeout_s: float) -> None:
         """Wait for the running save, if any, as long as its bytes move; log a warning if it does not get on.
@@ -393,8 +413,9 @@ class Checkpoints:
             timeout_s: for how long nothing may have been written.
         """
         self._finish(timeout_s)
-        if self._last is not None:
-            self._last.close()
+        if self._saver is not None:
+            self._saver.close()
+            self._saver = None
 
     def _finish(self, timeout_s: float) -> None:
         thread = self._thread

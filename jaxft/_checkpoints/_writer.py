@@ -39,7 +39,7 @@ def write(
         Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.
     """
     step, damaged = manifest.step, find_damaged()
-    if _is_saved(folder, manifest, damaged):
+    if is_saved(folder, step, manifest.job, damaged):
         return
     # First, because folders of dead writers may be what fills the disk.
     _folder.sweep(folder)
@@ -79,7 +79,7 @@ def lead(
     begun = False
     try:
         damaged = find_damaged()
-        if _is_saved(folder, manifest, damaged):
+        if is_saved(folder, step, manifest.job, damaged):
             return
         _folder.sweep(folder)
         with _folder.unfinished(folder) as work:
@@ -111,18 +111,18 @@ def decline(group: Group, number: int, error: Exception) -> NoReturn:
     raise error
 
 
-def _is_saved(folder: Path, manifest: Manifest, damaged: Set[int]) -> bool:
+def is_saved(folder: Path, step: int, job: str, damaged: Set[int]) -> bool:
     """Whether the step has a checkpoint, as of another group of the job. Raises FileExistsError: of another job."""
-    if manifest.step not in set(_folder.steps(folder)) - damaged:
+    if step not in set(_folder.steps(folder)) - damaged:
         return False
-    there = folder / str(manifest.step)
+    there = folder / str(step)
     try:
-        job = read_metadata(there).get("job", manifest.job)
+        found = read_metadata(there).get("job", job)
     except (OSError, ValueError):  # it is damaged, or gone: its reader says so
         return True
-    if job != manifest.job:
+    if found != job:
         raise FileExistsError(
-            f"{str(there)!r} is a checkpoint of the job {job!r}, and this is the job {manifest.job!r}. Two jobs in "
+            f"{str(there)!r} is a checkpoint of the job {found!r}, and this is the job {job!r}. Two jobs in "
             "one folder delete each other's checkpoints: stop one of them, and give each its own folder"
         )
     return True

@@ -231,7 +231,10 @@ class Saving:
         if checkpoints is None:
             return
         mine = not self._ranks.rank and checkpoints.saves_last(
-            step, writer=self._writes(members), timeout_s=self._config.failure_timeout_s
+            step,
+            job=self._config.job,
+            writer=self._writes(members),
+            timeout_s=self._config.failure_timeout_s,
         )
         if self._ranks.decide("save the last state", mine):
             _log.debug("[jaxft %s] saves the last state, of step %d", self._config.group, step)

@@ -297,7 +297,7 @@ def test_a_state_that_cannot_be_copied_is_a_failed_save(
     )
     assert record.getMessage().startswith(said)
     assert "Training goes on" in record.getMessage()
-    assert not list(tmp_path.iterdir())
+    assert not list((tmp_path / "saved").glob("*"))
     monkeypatch.undo()
     checkpoints.save(10, of_optax(10), job="docs", history=7)
     checkpoints.finish(PATIENCE_S)
