@@ -153,22 +153,25 @@ def test_without_locks_the_writer_saves(
     assert saves_last(made(tmp_path), writer=writer) == writer
 
 
-def test_of_many_that_come_and_go_one_at_a_time_has_the_lock(
-    tmp_path: Path, pool: ThreadPoolExecutor
+def test_a_lock_on_a_file_that_its_last_holder_has_deleted_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each deletes the file that others may have opened to lock it."""
-    holders, most = [], []
+    real, descriptors = _saver.locked, list[int]()
 
-    def take(_: int) -> None:
-        lock = _saver.SaverLock(tmp_path, lambda: False)
-        lock.begin()
-        assert lock.wait(LAST, patience.FAR_S)
-        assert lock.error is None
-        holders.append(lock)
-        most.append(len(holders))
-        holders.remove(lock)
-        lock.close()
+    def overtaken(file: Path) -> int | None:
+        """The first time, the holder deletes the file just before this process locks it."""
+        descriptor = real(file)
+        if not descriptors:
+            file.unlink()
+        descriptors.append(descriptor or 0)
+        return descriptor
 
-    list(pool.map(take, range(40)))
-    assert max(most) == 1
+    monkeypatch.setattr(_saver, "locked", overtaken)
+    lock = _saver.SaverLock(tmp_path, lambda: False)
+    lock.begin()
+    assert lock.wait(LAST, patience.FAR_S)
+    monkeypatch.undo()
+    assert is_locked(tmp_path / _saver._NAME)
+    assert len(descriptors) == 2
+    lock.close()
     assert not list(tmp_path.iterdir())
