@@ -45,7 +45,8 @@ def same_state(
                 f"was changed between two calls, at step {step}. Groups that join, checkpoints and perhaps the other "
                 "groups do not know of that, so the run would not be the same for all. Make the change with "
                 "`state = step.edit(state, function)` in a loop over `steps`: then it is part of the run. To train "
-                "another state, make another step with jaxft.fault_tolerant."
+                "another state, make another step with jaxft.fault_tolerant, in a job with another Manager and "
+                "another job name."
             )
     return held
 

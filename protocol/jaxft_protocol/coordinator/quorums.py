@@ -224,10 +224,15 @@ def _edited_alike(draft: Draft, quorum: NewQuorum) -> bool:
         return True
     assert job.frontier is not None
     editors = listed([name for name, edit in made.items() if edit])
-    others = listed([name for name, edit in made.items() if not edit]) or "none"
+    others = listed([name for name, edit in made.items() if not edit])
+    how = (
+        f"not edited by {others}"
+        if others
+        else f"and the edits have different digests, {digests.listed(made)}"
+    )
     reason = (
         f"the groups did not make the same edit of state {job.frontier.step} of job {job.name!r}: edited by "
-        f"{editors}; not edited by {others}. Whether a group calls `step.edit` at a step, and what its function "
+        f"{editors}; {how}. Whether a group calls `step.edit` at a step, and what its function "
         "does, may depend only on the number of the step and on the state"
     )
     if odd is None:

@@ -35,7 +35,17 @@ def test_without_a_majority_the_job_halts():
     halted = desk.vote("b").only(Halted)
     assert halted.keys() == {"a", "b"}
     assert halted["a"].kind is HaltKind.FAILED
-    assert "edited by a; not edited by b" in halted["a"].reason
+    assert "edited by a; not edited by b. Whether" in halted["a"].reason
+
+
+def test_different_edits_of_all_are_told_apart():
+    desk = running("a", "b")
+    desk.vote("a", edit=7)
+    said = desk.vote("b", edit=8).only(Halted)["a"].reason
+    assert (
+        "edited by a, b; and the edits have different digests, a: 0000000000000007; b: 0000000000000008."
+        in said
+    )
 
 
 def test_what_a_member_edited_counts_after_it_is_lost():
