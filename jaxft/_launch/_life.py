@@ -190,7 +190,7 @@ class Life:
         return Overdue(END, self.step, lasted_s, deadlines[END]) if lasted_s > deadlines[END] else None
 
     def terminate(self, *, within_s: float) -> None:
-        """Send SIGTERM to all, and to what they have started.
+        """Send SIGTERM to all, and to what they have started, if that may be the program.
 
         That has as long to end: a shell around a program ends at once, while the program finishes its step.
         """

@@ -39,6 +39,7 @@ class Child:
 
     `log_start_bytes`: where its output begins in its log, which may have that of earlier launches before it.
     `foreign`: the kernel has refused a signal to it, since it runs as another user (`sudo`). It ends by itself.
+    `python`: whether it is a Python program, and no shell around one.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Child:
     _orders: int | None = None
     log_start_bytes: int = 0
     foreign: bool = False
+    python: bool = False
 
     @property
     def pid(self) -> int:
@@ -83,8 +85,11 @@ class Child:
         self._signal(signal.SIGUSR2)
 
     def terminate(self) -> None:
-        """Send SIGTERM: ask it to end."""
-        self._signal(signal.SIGTERM)
+        """Send SIGTERM: ask it to end.
+
+        Of a Python program not to what it has started: it may need the workers of its loader to finish its step.
+        """
+        self._signal(signal.SIGTERM, also_rest=not self.python)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has ended."""
@@ -120,12 +125,15 @@ class Child:
                 foreign.append(pid)
         return foreign
 
-    def _signal(self, number: int) -> None:
+    def _signal(self, number: int, *, also_rest: bool = True) -> None:
+        """Send a signal, and by default also to what it has started."""
         if self._process.poll() is not None:
             return
         try:
-            os.killpg(self.pid, number)
-            os.kill(self.pid, 0)  # the kernel is content if any process of the group may be signalled
+            if also_rest:
+                os.killpg(self.pid, number)
+                number = 0  # the kernel is content if any process of the group may be signalled: now ask of this one
+            os.kill(self.pid, number)
         except ProcessLookupError:
             pass
         except PermissionError:
@@ -232,7 +240,7 @@ class Processes:
         start_bytes = _size_bytes(log)
         cold = command if warm is None else with_statuses(command)
         process = self._forked(warm, command, log, whole) or self._started(cold, log, whole)
-        child = Child(name, log, process, pipe, start_bytes)
+        child = Child(name, log, process, pipe, start_bytes, python=python_words(command) is not None)
         self._children.append(child)
         return child
 

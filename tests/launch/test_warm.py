@@ -33,6 +33,14 @@ match sys.argv[1:]:
     case ["wait"]:
         print("up", flush=True)
         signal.pause()
+    case ["work"]:
+        import subprocess
+        worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        print("up", flush=True)
+        signal.pause()
+        worker.communicate(b"done")
+        print("the worker has ended with", worker.returncode, flush=True)
     case ["show"]:
         own = os.getpgrp() == os.getpid()
         print(__name__, sys.argv[0], sys.path[0], os.environ["WHAT"], own, jax.devices()[0].platform)
@@ -176,6 +184,18 @@ def test_sigterm_ends_a_fork_and_not_its_warm_process(
     assert child.exit_code() is None
     child.terminate()
     assert ended(child) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_sigterm_leaves_the_workers_of_a_program_to_it(
+    cold: bool, processes: Processes, warm: Warm, program: Path
+) -> None:
+    """A loader of torch raises an exception if its worker is killed, and the program could not finish its step."""
+    child = run(processes, None if cold else warm, program, "work")
+    patience.until(lambda: "up" in child.log.read_text(), "the worker")
+    child.terminate()
+    assert ended(child) == 0
+    assert child.log.read_text().endswith("the worker has ended with 0\n")
 
 
 @pytest.mark.long
