@@ -11,12 +11,18 @@ _STATUS = re.compile(
     r"RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|"
     r"INVALID_ARGUMENT): "
 )
+_NO_MEMORY = "RESOURCE_EXHAUSTED: "
 
 
 def came_from_xla(error: BaseException | None) -> bool:
-    """Return whether `error`, or what it was raised from, is a failure of a running program."""
+    """Return whether `error`, or what it was raised from, is a failure of a running program.
+
+    One for lack of memory is not: it is this rank's own, and no other rank is gone.
+    """
     seen: set[int] = set()  # what it was raised from may be itself
     while error is not None and id(error) not in seen:
+        if str(error).startswith(_NO_MEMORY):
+            return False
         if isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(str(error)):
             return True
         seen.add(id(error))

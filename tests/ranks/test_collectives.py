@@ -38,6 +38,12 @@ def test_what_a_program_raises_on_the_device_is_one() -> None:
     assert came_from_xla(caught.value)
 
 
+@pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError])
+def test_a_rank_without_memory_has_lost_no_other(kind: type[Exception]) -> None:
+    """It would wait for that loss, and the other groups for it."""
+    assert not came_from_xla(kind("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes."))
+
+
 @pytest.mark.parametrize(
     "error", [None, OSError("cannot read sample 17"), ValueError("loss UNKNOWN: 3"), KeyError("INTERNAL")]
 )
