@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from jaxft._launch._deadlines import DEFAULTS
+from jaxft._launch._deadlines import DEFAULTS, SILENCE
 from jaxft._launch._journal import (
     DevicesMissing,
     Entry,
@@ -344,8 +344,9 @@ class Supervisor:
         if several := self.member.world > 1:
             name = f"{name}, rank {one.rank}"
         if (late := life.overdue) is not None:
-            # Ranks that wait for another in a collective are in the same phase.
-            others = ". It may wait for another: their logs say where each stood" if several else ""
+            # Ranks that wait for another in a collective are in the same phase. One that is silent waits for none.
+            waits = several and late.phase != SILENCE
+            others = ". It may wait for another: their logs say where each stood" if waits else ""
             self._say(
                 f"{name} (pid {one.child.pid}) has been in {late.phase} of step {late.step} for {late.lasted_s:.0f} "
                 f"s, which is longer than {late.deadline_s:g} s (--deadlines {late.phase}=...): its group is killed"

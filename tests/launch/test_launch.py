@@ -168,6 +168,17 @@ def test_all_ranks_of_a_group_say_where_they_stand_before_it_is_killed(folder: P
         assert "in do" in (folder / f"group-0.0.{rank}.log").read_text()
 
 
+@pytest.mark.long
+def test_a_rank_that_is_stopped_is_not_said_to_wait_for_another(folder: Path) -> None:
+    lives = ("steps:2 phase:vote:2 1=stop alive", "exit:0")
+    with fakes(folder, "--nproc", "2", "--deadlines", "silence=3", lives=lives) as running:
+        late = running.until("rank_overdue")
+        running.until("group_ended")
+        assert "its group is killed" in running.text()
+        assert "It may wait for another" not in running.text()
+    assert (late["rank"], late["phase"]) == (1, "silence")
+
+
 def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
     deadlines = "compute=0.3,apply=0.3,silence=600"
     with fakes(folder, "--deadlines", deadlines, lives=("phase:vote:1 gate:go exit:0",)) as running:
