@@ -12,7 +12,7 @@ from jaxft_protocol.replica.state import LeaveNow
 
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
-from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
+from jaxft._errors import ConfigurationError, JaxftError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
@@ -367,6 +367,8 @@ class Manager:
             self._leave(self._member, finished=kind is None, drained=isinstance(error, Drained))
             if isinstance(error, Drained) and self._beacon is not None:
                 self._beacon.drained(self._runner.step if self._runner else 0)
+            if isinstance(error, JobFinished) and self._beacon is not None:
+                self._beacon.late()
         except BaseException as leaving:
             ends_with = leaving  # other ranks may be in a collective that waits for this one
             raise

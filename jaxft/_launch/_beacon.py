@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jaxft._launch._announcements import APPLY, WAIT, follow
-from jaxft._launch._phase_file import DRAINED, Word, WordFile
+from jaxft._launch._phase_file import DRAINED, LATE, Word, WordFile
 from jaxft._replica._engine import Call, Engine
 from jaxft._replica._steps import LoopWatch
 
@@ -88,6 +88,10 @@ class Beacon:
     def drained(self, step: int) -> None:
         """Tell that the group was drained: its status 0 does not mean that the job is done."""
         self._tell(DRAINED, step)
+
+    def late(self) -> None:
+        """Tell that the job was finished without this group: its status 0 does not mean that its program is done."""
+        self._tell(LATE, 0)
 
     def _tell(self, phase: str, step: int) -> None:
         if self._applies is not None and step > self._applies:

@@ -156,8 +156,13 @@ class Launcher:
             one.drain()
 
     def _end_together(self) -> None:
-        """Once a group is done, the job is: the others are not restarted, and have a deadline."""
-        if self._kill_at_s is None and any(one.state is State.DONE for one in self.supervisors):
+        """Once a group is done, the job is: the others are not restarted, and have a deadline.
+
+        Not by one that came too late: the others may be in the second phase of their program, with another job.
+        """
+        if self._kill_at_s is None and any(
+            one.state is State.DONE and not one.late for one in self.supervisors
+        ):
             self._kill_at_s = time.monotonic() + self._rules.deadlines[END]
             for one in self.supervisors:
                 one.leave()

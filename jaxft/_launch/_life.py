@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
-from jaxft._launch._phase_file import DRAINED, read_word
+from jaxft._launch._phase_file import DRAINED, LATE, read_word
 from jaxft._launch._processes import REAP_TIMEOUT_S, REST_TIMEOUT_S, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import Ending
@@ -87,6 +87,7 @@ class Life:
         self.committed = 0  # the steps behind the last one that it took part in, unlike one that it healed to
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
         self._drained = False
+        self.late = False  # the job was finished without it
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
         commands = [
@@ -162,6 +163,7 @@ class Life:
         # One that waits for others may wait for those that were there in the last step.
         self.members = max((sign.members for sign in told if sign.phase not in WAITS), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)
+        self.late = any(sign.phase == LATE for sign in told)
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:
         """End the group if one of its processes has exceeded a deadline.

@@ -12,6 +12,8 @@ WORD_BYTES = 250
 _CHECKSUM_BYTES = 8
 # The last phase of a group that was drained.
 DRAINED = "drained"
+# That of a group that came too late: its job was finished without it.
+LATE = "late"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

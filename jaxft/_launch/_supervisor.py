@@ -100,6 +100,9 @@ class Supervisor:
         self._retires = False
         self._kill_at_s = math.inf
         self._struck: int | None = None
+        self.late = (
+            False  # its job was finished without it, and the programs of other groups may have more to do
+        )
         self.drained = False  # it alone was asked to leave, and not all groups of this launcher
         first = fill(command, member, rank=0, folder=processes.folder)
         self._uses_warm = rules.warm and python_words(first) is not None
@@ -394,8 +397,8 @@ class Supervisor:
         if self._probe is not None:
             self._probe.hurry()
         if ending is Ending.DONE:
-            self.state = State.DONE
-            self._say(f"{name} is done")
+            self.state, self.late = State.DONE, life.late
+            self._say(f"{name} is done{': its job was finished without it' if self.late else ''}")
             return
         if self._climbs and self._restarts:
             self._climbs, self._kill_at_s = False, math.inf

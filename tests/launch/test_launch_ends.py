@@ -53,6 +53,19 @@ def test_a_group_that_an_operator_drains_is_not_restarted_and_does_not_end_the_o
     assert [event["ending"] for event in running.events("group_ended")] == ["drained", "done"]
 
 
+def test_a_group_whose_job_was_finished_without_it_does_not_end_the_others(folder: Path) -> None:
+    """They may be in the second phase of their program, with another job."""
+    lives = ("group-0=phase:late:0 group-0=exit:0 steps:1 gate:go kill", "exit:0")
+    with fakes(folder, "--groups", "2", lives=lives) as running:
+        ended = running.until("group_ended")
+        assert (ended["group"], ended["ending"], ended["status"]) == ("group-0", "done", 0)
+        running.file("go").touch()
+        assert running.status() == 0, running.text()
+    assert [event["group"] for event in running.events("group_restarts")] == ["group-1"]
+    assert [event["ending"] for event in running.events("group_ended")] == ["done", "killed", "done"]
+    assert "group-0 is done: its job was finished without it\n" in running.text()
+
+
 def test_a_terminal_that_is_closed_drains_the_groups(folder: Path) -> None:
     ours, theirs = os.openpty()
     lives = ("drains:1 steps:1 made:up mute",)
