@@ -66,7 +66,7 @@ def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return _gathered(jax.random.key_data(leaf)), str(leaf.dtype)
     array = _gathered(leaf)
-    if array.dtype.hasobject:
+    if array.dtype.hasobject or array.dtype.kind in "SUMm":  # text and times
         raise TypeError(
             f"jaxft.digest takes arrays and numbers, but the leaf {name or 'itself'} is a {type(leaf).__name__}."
         )

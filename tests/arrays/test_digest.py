@@ -133,10 +133,12 @@ def test_no_name_can_pass_for_the_bytes_of_another_leaf() -> None:
 
 
 @pytest.mark.parametrize(
-    "leaf", [object(), 2**70, np.array([None, 1])], ids=["object", "huge", "array of objects"]
+    "leaf",
+    [object(), 2**70, np.array([None, 1]), "adam", np.datetime64("2026-01-01")],
+    ids=["object", "huge", "array of objects", "text", "time"],
 )
 def test_what_is_no_array_is_refused(leaf: Any) -> None:
-    """Its bytes would be addresses: other ones in each process."""
+    """The bytes of an object would be addresses: other ones in each process."""
     with pytest.raises(
         TypeError, match=r"jaxft\.digest takes arrays and numbers, but the leaf \['a'\]\[0\] is"
     ):
