@@ -1,6 +1,5 @@
 """The generators that a whole process shares, and which of them a function seeds."""
 
-import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -48,5 +47,8 @@ def _generators() -> list[_Generator]:
     return generators
 
 
-def _bits(state: Any) -> bytes:
-    return pickle.dumps(state.numpy() if hasattr(state, "numpy") else state)
+def _bits(state: Any) -> Any:
+    """What can be compared of a generator's state: a tensor, or a tuple with at most one array."""
+    if hasattr(state, "numpy"):
+        return state.numpy().tobytes()
+    return [part.tobytes() if isinstance(part, np.ndarray) else part for part in state]
