@@ -36,7 +36,7 @@ def prepare(loop: Loop, *, cache: Path, folder: Path) -> Path:
     """Write the loop on jaxft into `folder`, with the modules that it imports from its repository; return its path.
 
     Raises:
-        urllib.error.URLError: a source is not in the cache, and cannot be downloaded.
+        SystemExit: a source is not in the cache, and cannot be downloaded.
     """
     main, *others = loop.paths()
     program = folder / "train.py"
@@ -55,8 +55,14 @@ def _fetched(loop: Loop, path: str, cache: Path) -> str:
     source = f"{loop.header['repo']}/{loop.header['commit']}/{path}"
     kept = cache / source
     if not kept.exists():
-        with urllib.request.urlopen(f"{RAW}/{source}", timeout=FETCH_S) as answer:
-            text = answer.read()
+        try:
+            with urllib.request.urlopen(f"{RAW}/{source}", timeout=FETCH_S) as answer:
+                text = answer.read()
+        except OSError as error:
+            raise SystemExit(
+                f"The loop {loop.name} is made from {RAW}/{source}, which cannot be downloaded: {error}. Run this "
+                f"with a network, or put the file to {kept}."
+            ) from error
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(text)
     return kept.read_text()
