@@ -15,7 +15,8 @@ import pytest
 from jaxft._launch._ranks import free_ports
 from tests import patience
 from tests.clusters import WORKER, digest_alone
-from tests.launch.test_real import ranks_of, training_ranks
+from tests.launch.test_real import ranks_of
+from tests.processes.ranks import digest_of
 from tests.shared import shared
 from tests.slurm.machine import Slurm, slurm
 
@@ -152,11 +153,7 @@ def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
 def test_groups_of_two_nodes_lose_a_process_and_the_bits_stay(tmp_path: Path) -> None:
     """Each group has a process on each node. The launchers of both nodes start theirs again, and they meet."""
     groups = ELEMENTS[:GROUPS]
-    with training_ranks(tmp_path / "undisturbed", groups[:1]) as job:
-        job.until_step(1, *ranks_of(groups[:1]))
-        job.hurry()
-        assert job.running.status() == 0, job.running.text()
-        (undisturbed,) = job.digests(*ranks_of(groups[:1]))
+    undisturbed = digest_of(tmp_path, 2, "--steps", str(STEPS))
     with slurm(tmp_path / "slurm", (3, 2)) as machine:
         run = Run(machine, tmp_path / "run")
         run.folder.mkdir()
@@ -175,7 +172,7 @@ def test_groups_of_two_nodes_lose_a_process_and_the_bits_stay(tmp_path: Path) ->
             assert run.show(group, "Restarts") == "0"
         finished = [event for rank in ranks_of(groups) for event in read(run.folder / f"{rank}.jsonl")]
         finished = [event for event in finished if event["event"] == "finished"]
-        assert [event["digest"] for event in finished] == [undisturbed] * 4
+        assert [(event["step"], event["digest"]) for event in finished] == [(STEPS, undisturbed)] * 4
 
 
 def test_a_coordinator_at_its_time_limit_is_requeued_and_one_that_is_cancelled_is_not(tmp_path: Path) -> None:
