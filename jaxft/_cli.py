@@ -4,12 +4,12 @@ Each command is imported when it is asked for, and its options without what it r
 """
 
 import contextlib
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
+from jaxft_protocol.command_line import empty_flags
 from jaxft_protocol.standard_streams import open_closed_streams, quiet_without_reader
 
 from jaxft._errors import JaxftError
@@ -151,11 +151,7 @@ def _empty_path(options: type[Any], arguments: list[str]) -> str:
     """Which flag of a file or folder has an empty value, which would be the current folder; "" if none has."""
     types = get_type_hints(options)
     paths = {f"--{name.replace('_', '-')}" for name, kind in types.items() if Path in (kind, *get_args(kind))}
-    for word, after in itertools.pairwise([*arguments, "-"]):
-        name, equals, value = word.partition("=")
-        if (flag := name.replace("_", "-")) in paths and not (value if equals else after):
-            return flag
-    return ""
+    return next((flag for flag in empty_flags(arguments) if flag in paths), "")
 
 
 @contextlib.contextmanager

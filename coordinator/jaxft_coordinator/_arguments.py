@@ -1,7 +1,6 @@
 """The arguments of `jaxft-coordinator`, and whether they fit together."""
 
 import ipaddress
-import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from jaxft_protocol.command_line import empty_flags
 
 from jaxft_coordinator import limits
 
@@ -91,14 +91,9 @@ class TokenArguments:
 
 
 def emptiness_of(words: Sequence[str]) -> str:
-    """Which flag of a command line has an empty value that must name something; "" if none has.
-
-    Once parsed, an empty path is the current folder, and an empty list of endpoints is none.
-    """
-    for word, after in itertools.pairwise([*words, "-"]):
-        name, equals, value = word.partition("=")
-        flag = name.replace("_", "-")
-        if flag.startswith("--") and not (value if equals else after) and flag not in _MAY_BE_EMPTY:
+    """Which flag of a command line has an empty value that must name something; "" if none has."""
+    for flag in empty_flags(words):
+        if flag not in _MAY_BE_EMPTY:
             return f"{flag} has an empty value, as from a shell variable that is not set: give it one, or omit it"
     return ""
 

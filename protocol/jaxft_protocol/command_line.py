@@ -1,0 +1,15 @@
+"""What the command lines of the library and the coordinator have in common."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+
+def empty_flags(words: Sequence[str]) -> Iterator[str]:
+    """The flags that have an empty value, as from a shell variable that is not set: `--state ""`, `--state=`.
+
+    Once parsed, an empty path is the current folder, and an empty list is none.
+    """
+    for word, after in itertools.pairwise([*words, "-"]):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and not (value if equals else after):
+            yield name.replace("_", "-")
