@@ -100,9 +100,8 @@ class Supervisor:
         self._retires = False
         self._kill_at_s = math.inf
         self._struck: int | None = None
-        self.late = (
-            False  # its job was finished without it, and the programs of other groups may have more to do
-        )
+        # Its job was finished without it, and the programs of other groups may have more to do.
+        self.late = False
         self.drained = False  # it alone was asked to leave, and not all groups of this launcher
         first = fill(command, member, rank=0, folder=processes.folder)
         self._uses_warm = rules.warm and python_words(first) is not None
