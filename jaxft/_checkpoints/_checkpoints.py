@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +23,11 @@ from jaxft._checkpoints._reading import agreed, read, read_manifest
 from jaxft._checkpoints._saver import HEAD_START_S, SaverLock
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
 from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
-from jaxft._checkpoints._written import Written
+from jaxft._checkpoints._written import wait_while_written
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
 
 _log = logging.getLogger("jaxft")
-_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,25 +419,17 @@ class Checkpoints:
         thread = self._thread
         if thread is None or not thread.is_alive():
             return
-        began_s = since_s = time.monotonic()
-        say_s, seen = 5.0, (0, self._synced)
-        with Written(self._folder) as written:
-            while thread.is_alive():
-                thread.join(min(timeout_s, _LOOK_S))
-                now_s, now = time.monotonic(), (written.size_bytes, self._synced)
-                if now != seen:
-                    since_s, seen = now_s, now
-                if now_s - since_s >= timeout_s and thread.is_alive():
-                    _log.warning(
-                        "The checkpoint of step %d is not complete, and nothing of it was written for %.0f s: if "
-                        "this process ends now, it is lost. Check the disk of %s.",
-                        *(self._saving, timeout_s, self._folder),
-                    )
-                    return
-                if now_s - began_s >= say_s:
-                    waits = now_s - began_s, self._saving, written.size_bytes / 1e6
-                    _log.info("waiting %.0f s for the checkpoint of step %d: %.0f MB are written", *waits)
-                    say_s *= 2
+
+        def say(waited_s: float, megabytes: float) -> None:
+            waits = waited_s, self._saving, megabytes
+            _log.info("waiting %.0f s for the checkpoint of step %d: %.0f MB are written", *waits)
+
+        if not wait_while_written(thread, self._folder, timeout_s, say, got_on=lambda: self._synced):
+            _log.warning(
+                "The checkpoint of step %d is not complete, and nothing of it was written for %.0f s: if this "
+                "process ends now, it is lost. Check the disk of %s.",
+                *(self._saving, timeout_s, self._folder),
+            )
 
     def _got_on(self) -> None:
         self._synced += 1

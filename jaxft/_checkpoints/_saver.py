@@ -14,13 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxft._checkpoints._readers import locked
-from jaxft._checkpoints._written import Written
+from jaxft._checkpoints._written import wait_while_written
 
 _log = logging.getLogger("jaxft")
 
 _POLL_S = 0.05
-_LOOK_S = 0.5
-_FIRST_MENTION_S = 5.0
 _NAME = ".saver"
 # The one that saves a due state does so before it comes to its end.
 HEAD_START_S = 1.0
@@ -40,6 +38,7 @@ class SaverLock:
         self._file = folder / _NAME
         self._lock: int | None = None
         self._over = threading.Event()
+        self._swapping = threading.Lock()  # two threads may close it, and each descriptor once
         self.needless = False  # it is saved
         self.error: Exception | None = None  # why there is no lock
         # A disk that hangs must not hold up the program.
@@ -56,37 +55,28 @@ class SaverLock:
             step: of the state, for the log.
             timeout_s: for how long nothing may have been written.
         """
-        began_s = since_s = time.monotonic()
-        say_s, seen = _FIRST_MENTION_S, 0
-        with Written(self._folder) as written:
-            while self._thread.is_alive():
-                self._thread.join(min(timeout_s, _LOOK_S))
-                now_s, now = time.monotonic(), written.size_bytes
-                if now != seen:
-                    since_s, seen = now_s, now
-                if not self._thread.is_alive():
-                    break
-                if now_s - since_s >= timeout_s:
-                    _log.warning(
-                        "Another group saves the last state, of step %d, and nothing of it was written for %.0f s: "
-                        "ends without it. Check the disk of %s, and that group.",
-                        *(step, timeout_s, self._folder),
-                    )
-                    self.close()
-                    return False
-                if now_s - began_s >= say_s:
-                    waits = now_s - began_s, step, now / 1e6
-                    _log.info(
-                        "waiting %.0f s for another group to save the last state, of step %d: %.0f MB are written",
-                        *waits,
-                    )
-                    say_s *= 2
-        return True
+
+        def say(waited_s: float, megabytes: float) -> None:
+            _log.info(
+                "waiting %.0f s for another group to save the last state, of step %d: %.0f MB are written",
+                *(waited_s, step, megabytes),
+            )
+
+        if wait_while_written(self._thread, self._folder, timeout_s, say):
+            return True
+        _log.warning(
+            "Another group saves the last state, of step %d, and nothing of it was written for %.0f s: ends without "
+            "it. Check the disk of %s, and that group.",
+            *(step, timeout_s, self._folder),
+        )
+        self.close()
+        return False
 
     def close(self) -> None:
         """Let another process save."""
         self._over.set()
-        lock, self._lock = self._lock, None
+        with self._swapping:
+            lock, self._lock = self._lock, None
         if lock is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink()

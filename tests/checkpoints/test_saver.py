@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxft import Checkpoints
-from jaxft._checkpoints import _checkpoints, _saver, _writer
+from jaxft import CannotRestore, Checkpoints
+from jaxft._checkpoints import _checkpoints, _saver, _writer, _written
 from tests import patience
 
 from .states import PATIENCE_S, of_optax, saved
@@ -75,8 +75,8 @@ def test_a_state_that_was_due_is_written_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The other groups come to their end while it is written, or before that has begun."""
-    monkeypatch.setattr(_saver, "_FIRST_MENTION_S", 0.01)
-    monkeypatch.setattr(_saver, "_LOOK_S", 0.01)
+    monkeypatch.setattr(_written, "_FIRST_MENTION_S", 0.01)
+    monkeypatch.setattr(_written, "_JOIN_S", 0.01)
     caplog.set_level(logging.INFO, "jaxft")
     held = (tmp_path / "hold").open("w")
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -115,7 +115,7 @@ def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
         file.write_bytes(b"")
     assert not saves_last(checkpoints, LAST), "it is not known to be damaged"
     checkpoints.finish(PATIENCE_S)
-    with pytest.raises(Exception, match=f"{LAST}"):
+    with pytest.raises(CannotRestore, match=f"{LAST}"):
         checkpoints.restore(of_optax(), job="docs")
     assert saves_last(checkpoints, LAST)
 
