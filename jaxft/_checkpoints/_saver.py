@@ -20,6 +20,8 @@ _log = logging.getLogger("jaxft")
 
 _POLL_S = 0.05
 _NAME = ".saver"
+# The end of its thread is not waited for any longer, if the disk hangs.
+_END_S = 5.0
 # The one that saves a due state does so before it comes to its end.
 HEAD_START_S = 1.0
 
@@ -73,8 +75,12 @@ class SaverLock:
         return False
 
     def close(self) -> None:
-        """Let another process save."""
+        """Let another process save. Idempotent."""
         self._over.set()
+        self._release()
+        self._thread.join(_END_S)  # it may have taken the lock just now
+
+    def _release(self) -> None:
         with self._swapping:
             lock, self._lock = self._lock, None
         if lock is not None:
@@ -98,7 +104,7 @@ class SaverLock:
             self.error = error
         finally:
             if self._over.is_set():
-                self.close()
+                self._release()
 
     def _try(self) -> int | None:
         descriptor = locked(self._file)

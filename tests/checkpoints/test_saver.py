@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -173,5 +174,26 @@ def test_a_lock_on_a_file_that_its_last_holder_has_deleted_is_none(
     monkeypatch.undo()
     assert is_locked(tmp_path / _saver._NAME)
     assert len(descriptors) == 2
+    lock.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_that_is_closed_while_it_takes_the_lock_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, taking, goes_on = _saver.locked, threading.Event(), threading.Event()
+
+    def slowly(file: Path) -> int | None:
+        descriptor = real(file)
+        taking.set()
+        goes_on.wait(PATIENCE_S)
+        return descriptor
+
+    monkeypatch.setattr(_saver, "locked", slowly)
+    monkeypatch.setattr(_saver, "_END_S", PATIENCE_S)
+    lock = _saver.SaverLock(tmp_path, lambda: False)
+    lock.begin()
+    assert taking.wait(PATIENCE_S)
+    threading.Timer(0.05, goes_on.set).start()
     lock.close()
     assert not list(tmp_path.iterdir())
