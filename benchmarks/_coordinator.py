@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import IO
 
 from benchmarks._machine import memory_bytes
 from benchmarks._worker import ROOT
@@ -41,13 +42,20 @@ def coordinator(*options: str, http: bool = False) -> Iterator[Coordinator]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stderr is not None
-        listens = re.search(r"\(port (\d+)\)", process.stderr.readline())
-        serves = re.search(r" are at (http://\S+)/", process.stderr.readline()) if http else None
-        assert listens is not None
-        assert (serves is not None) == http
+        port = _said(process.stderr, r"\(port (\d+)\)")
+        url = _said(process.stderr, r" are at (http://\S+)/") if http else ""
         threading.Thread(target=process.stderr.read, daemon=True).start()  # its log must not fill the pipe
-        url = "" if serves is None else serves.group(1)
-        yield Coordinator(f"localhost:{listens.group(1)}", process.pid, url)
+        yield Coordinator(f"localhost:{port}", process.pid, url)
     finally:
         process.kill()
         process.wait()
+
+
+def _said(log: IO[str], pattern: str) -> str:
+    """What the first line with the pattern says. gRPC may write its own lines first."""
+    lines: list[str] = []
+    for line in log:
+        if found := re.search(pattern, line):
+            return found.group(1)
+        lines.append(line)
+    raise RuntimeError(f"the coordinator ended without {pattern!r} in its log:\n{''.join(lines)}")

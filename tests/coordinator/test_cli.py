@@ -52,9 +52,12 @@ def coordinator() -> Iterator[tuple[subprocess.Popen[str], int]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            line = process.stderr.readline()
-            listens = re.search(r"coordinator listens on localhost:0 \(port (\d+)\)", line)
-            assert listens is not None, line
+            # gRPC may write its own lines first, such as that one of two addresses is taken.
+            said = (
+                re.search(r"coordinator listens on localhost:0 \(port (\d+)\)", line)
+                for line in process.stderr
+            )
+            listens = next(filter(None, said))
             yield process, int(listens[1])
         finally:
             process.kill()
