@@ -35,6 +35,7 @@ KNOWN = {
     ("jaxft/data/_workers.py", "Workers.submit"): "tests/data/test_prefetch.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",
     ("jaxft/_arrays/_device_sums.py", "adds_as_numpy"): "tests/arrays/test_device_sums.py",
+    ("jaxft/_replica/_held_state.py", "HeldState._replace_results"): "tests/replica/test_results_ahead.py",
     ("jaxft/_heal/_store.py", "StateStore._start_copy"): "tests/heal/test_accelerator_state.py",
     ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
     ("jaxft/_transport/_names.py", "_Host.ask"): "tests/transport/test_names.py",

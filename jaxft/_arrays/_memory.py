@@ -4,12 +4,17 @@ Fresh memory costs as much as the transfer that fills it (page faults), so big b
 step. A block is recycled when the *root array* over it dies. Every view of it, and every `jax.Array` that aliases
 such a view without a copy, holds a reference to that root array, so a block can never be rewritten while it is still
 read; there is no manual reference counting, and nothing has to be released explicitly.
+
+A heal takes more blocks than a step: donors keep the results of several steps. Blocks that no step takes again are
+unmapped some steps later.
 """
 
 import contextlib
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +26,21 @@ ALIGN_BYTES = 64
 # Below this size the allocator is fast and its memory warm; above it page faults dominate.
 _POOLED_BYTES = 1 << 20
 
+_MOST_IDLE = 16
+
+# A block that has waited while so many others were taken is not needed from step to step: a step takes fewer.
+_STALE_TAKES = 4 * _MOST_IDLE
+
+
+class _Idle(NamedTuple):
+    block: mmap.mmap
+    since: int  # how many blocks had been taken when it was recycled
+
+
 # Blocks waiting for reuse; the oldest is unmapped first. A step uses only a few sizes (a contribution and a result
 # for each dtype), and at most as many blocks wait here as were in use at the same time.
-_idle: deque[mmap.mmap] = deque(maxlen=16)
+_idle: deque[_Idle] = deque(maxlen=_MOST_IDLE)
+_takes = 0
 
 
 def aligned_empty(size_bytes: int) -> np.ndarray:
@@ -34,16 +51,41 @@ def aligned_empty(size_bytes: int) -> np.ndarray:
         return raw[start : start + size_bytes]
     block = _take_idle(size_bytes) or _map(size_bytes)
     array = np.frombuffer(block, np.uint8, count=size_bytes)
-    recycle = weakref.finalize(array, _idle.append, block)
+    recycle = weakref.finalize(array, _recycle, block)
     recycle.atexit = False
     return array
 
 
+def not_idle(sizes_bytes: Iterable[int]) -> list[int]:
+    """Those of these sizes of which no block waits for reuse, so that its memory would be fresh."""
+    pooled = [size for size in sizes_bytes if size >= _POOLED_BYTES]
+    taken = [_take_idle(size) for size in pooled]
+    for block in taken:
+        if block is not None:
+            _recycle(block)
+    return [size for size, block in zip(pooled, taken, strict=True) if block is None]
+
+
+def touch_ahead(sizes_bytes: Iterable[int]) -> None:
+    """Have a new block of each size wait for reuse, with its pages in memory. For a thread beside the step.
+
+    Raises OSError or MemoryError if there is no memory.
+    """
+    for size in sizes_bytes:
+        _recycle(_touched(_map(size)))
+
+
 def result_regions(layout: Layout) -> tuple[np.ndarray, ...]:
     """One uninitialised array for each region of the layout, for means and sums."""
+    sizes = result_bytes(layout)
     return tuple(
-        aligned_empty(region.size * region.item_bytes).view(region.dtype) for region in layout.regions
+        aligned_empty(size).view(region.dtype) for size, region in zip(sizes, layout.regions, strict=True)
     )
+
+
+def result_bytes(layout: Layout) -> list[int]:
+    """The size of each of these arrays."""
+    return [region.size * region.item_bytes for region in layout.regions]
 
 
 def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarray]:
@@ -54,19 +96,27 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
     ]
 
 
+def _recycle(block: mmap.mmap) -> None:
+    _idle.append(_Idle(block, _takes))
+
+
 def _take_idle(size_bytes: int) -> mmap.mmap | None:
     # Only popleft and append, which are atomic: another thread may recycle a block at any moment, and so may a
     # garbage collection during this very function. Either would break an iteration, and a lock would not prevent the
     # latter.
+    global _takes
+    _takes += 1  # two threads at once may count as one
+    found: mmap.mmap | None = None
     for _ in range(len(_idle)):
         try:
-            block = _idle.popleft()
+            idle = _idle.popleft()
         except IndexError:  # another thread took it
-            return None
-        if len(block) == size_bytes:
-            return block
-        _idle.append(block)
-    return None
+            break
+        if found is None and len(idle.block) == size_bytes:
+            found = idle.block
+        elif _takes - idle.since <= _STALE_TAKES:
+            _idle.append(idle)
+    return found
 
 
 def _map(size_bytes: int) -> mmap.mmap:
@@ -74,4 +124,9 @@ def _map(size_bytes: int) -> mmap.mmap:
     block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages is only slower
         block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+def _touched(block: mmap.mmap) -> mmap.mmap:
+    np.frombuffer(block, np.uint8)[:: mmap.PAGESIZE] = 0
     return block

@@ -180,18 +180,20 @@ class StateStore:
         *,
         cut_means: Cut | None = None,
         cut_edits: Cut | None = None,
-    ) -> None:
+    ) -> bool:
         """Keep the means of a committed step, and the leaves that were edited before it, if a heal needs them.
 
-        They must not be written to again. `cut_means` and `cut_edits` pick what belongs to some lanes.
+        Returns whether one does. They must not be written to again. `cut_means` and `cut_edits` pick what belongs to
+        some lanes.
         """
         with self._changed:
             if all(step < pin.needs_means_from for pin in self._pins.values()):
-                return
+                return False
             self._state_bytes = sum(leaf.nbytes for leaf in self._leaves if hasattr(leaf, "nbytes"))
             self._log[step] = _Logged(means, edits, cut_means, cut_edits)
             self._bound_log()
             self._changed.notify_all()
+            return bool(self._log)
 
     # ---- the session ----
 

@@ -166,6 +166,14 @@ class Programs:
             self._layouts[key] = Layout.of(specs)
         return self._layouts[key]
 
+    def layouts_with(self, ranks: int) -> list[Layout]:
+        """The layouts of all exchanges of a step, among groups of as many processes."""
+        return [
+            self.span_layout(number, span)
+            for number, pieces in enumerate(self.stage_pieces)
+            for span in (pieces.spans({ranks}) if ranks > 1 else (None,))
+        ]
+
     @functools.cached_property
     def on_accelerator(self) -> bool:
         """Whether contributions are made in the memory of accelerators."""

@@ -1,6 +1,8 @@
 """The state that this group holds, offered to joiners and reported to the coordinator as digests."""
 
 import hashlib
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +13,14 @@ from jaxft_protocol.replica.state import Digested
 
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
 from jaxft._arrays._leaf_types import is_key
+from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
 from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._transport._ctrl_c import ctrl_c_later
+
+_log = logging.getLogger("jaxft")
 
 
 class HeldState:
@@ -45,6 +50,7 @@ class HeldState:
         self._digest: PendingDigest | None = None
         self._edit_digest: int | None = None
         self._digest_every = digest_every
+        self._touching: threading.Thread | None = None
 
     @property
     def current(self) -> Sequence[jax.Array]:
@@ -147,13 +153,33 @@ class HeldState:
         edits = (
             [_on_host(piece) for piece in programs.pieces_of_state(numbers).split(edited)] if edited else []
         )
-        self._store.log(
+        kept = self._store.log(
             self.step,
             [*means, changed],
             edits,
             cut_means=lambda logged, span: [*programs.cut_means(logged[:-1], span), logged[-1]],
             cut_edits=lambda logged, span: programs.pieces_of_state(numbers).cut(logged, span),
         )
+        if kept:
+            self._replace_results(programs)
+
+    def _replace_results(self, programs: Programs) -> None:
+        """Have memory for the next results ready, in place of what is kept for joiners, before an exchange takes it.
+
+        Fresh memory is slow, and all groups would wait for it.
+        """
+        if self._touching is not None and self._touching.is_alive():
+            return
+        layouts = programs.layouts_with(self._ranks.size)
+        sizes = not_idle(size for layout in layouts for size in result_bytes(layout))
+        if not sizes:
+            return
+        self._touching = threading.Thread(target=_touch, args=(sizes,), name="jaxft-memory", daemon=True)
+        try:
+            self._touching.start()
+        except RuntimeError as error:
+            _log.warning("The next exchange takes fresh memory, since there is no other thread: %s.", error)
+            self._touching = None
 
     def digest_period(self) -> int:
         """The number of steps between comparisons of digests."""
@@ -189,6 +215,18 @@ class HeldState:
             return  # the job moved on before the session's thread got the report
         gone = not self.leaves or any(leaf.is_deleted() for leaf in self.leaves)
         self._session.post(Digested(Step(step), None if gone else self.digest()))
+
+
+def _touch(sizes_bytes: Sequence[int]) -> None:
+    try:
+        touch_ahead(sizes_bytes)
+    except (OSError, MemoryError) as error:
+        _log.warning(
+            "There is no memory for the results of one more step, %.2f GB, while those of others are kept for a "
+            "joiner: %r. If the next exchange finds none either, this group ends.",
+            sum(sizes_bytes) / 1e9,
+            error,
+        )
 
 
 def _on_host(leaf: jax.Array) -> np.ndarray:

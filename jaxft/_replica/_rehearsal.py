@@ -67,12 +67,7 @@ class Rehearsal:
         """
         if self._held.made:
             return
-        programs, ranks = call.programs, self._ranks.size
-        results = [
-            region
-            for number, pieces in enumerate(programs.stage_pieces)
-            for span in (pieces.spans({ranks}) if ranks > 1 else (None,))
-            for region in result_regions(programs.span_layout(number, span))
-        ]
+        layouts = call.programs.layouts_with(self._ranks.size)
+        results = [region for layout in layouts for region in result_regions(layout)]
         for region in results:
             region.view(np.uint8).fill(0)

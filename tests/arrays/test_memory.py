@@ -1,6 +1,7 @@
 """Memory is recycled, and never while something still reads it."""
 
 import gc
+import resource
 import time
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 from jaxft._arrays import _memory
 from jaxft._arrays._layout import Layout
-from jaxft._arrays._memory import aligned_empty, leaves_of, result_regions
+from jaxft._arrays._memory import aligned_empty, leaves_of, not_idle, result_regions, touch_ahead
 from tests.exchange.members import MIXED, together
 
 MB = 1 << 20
@@ -45,6 +46,58 @@ def test_idle_blocks_are_bounded() -> None:
     del arrays
     assert _memory._idle.maxlen is not None
     assert len(_memory._idle) <= _memory._idle.maxlen
+
+
+def test_a_block_that_no_step_takes_again_is_unmapped() -> None:
+    """What a heal took on top of the steps must not be held for the rest of the run."""
+    of_a_heal, of_a_step = 2 * MB + 64 * 11, 2 * MB + 64 * 12
+    kept = [aligned_empty(of_a_heal) for _ in range(3)]
+    del kept
+    assert idle_blocks(of_a_heal) == 3
+    for _ in range(_memory._STALE_TAKES + 1):
+        assert not idle_blocks(of_a_step) > 1
+        aligned_empty(of_a_step)
+    assert idle_blocks(of_a_heal) == 0
+    assert idle_blocks(of_a_step) == 1
+
+
+def test_a_block_that_each_step_takes_stays_however_many_others_it_takes() -> None:
+    size = 2 * MB + 64 * 13
+    where = address(aligned_empty(size))
+    for _ in range(12):
+        step = [aligned_empty(2 * MB + 64 * (20 + k)) for k in range(_memory._MOST_IDLE - 1)]
+        del step
+        assert address(aligned_empty(size)) == where
+
+
+def test_a_block_that_was_touched_ahead_is_the_next_to_be_taken_and_is_in_memory() -> None:
+    size = 24 * MB + 64 * 14
+    small = 100
+    assert not_idle([size, small]) == [size]
+    touch_ahead([size])
+    assert not_idle([size, small]) == []
+    before = faults()
+    aligned_empty(size)[:] = 1
+    touched_ahead = faults() - before
+    fresh = size + 64  # no block of this size waits
+    before = faults()
+    aligned_empty(fresh)[:] = 1
+    assert touched_ahead < (faults() - before) / 2
+
+
+def test_each_of_two_equal_sizes_needs_a_block() -> None:
+    size = 2 * MB + 64 * 15
+    touch_ahead([size])
+    assert not_idle([size, size]) == [size]
+    assert not_idle([size]) == [], "asking takes none"
+
+
+def faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def idle_blocks(size: int) -> int:
+    return sum(len(idle.block) == size for idle in _memory._idle)
 
 
 def test_a_garbage_collection_may_recycle_at_any_moment() -> None:

@@ -142,10 +142,14 @@ def test_no_block_is_handed_out_that_an_array_still_reads() -> None:
 
 def scribble(size: int) -> list[int]:
     """Write over every block of this size that can be had; returns where they are."""
-    blocks = [aligned_empty(size) for _ in range(sum(len(idle) == size for idle in _memory._idle) + 1)]
+    blocks = [aligned_empty(size) for _ in range(_idle_blocks(size) + 1)]
     for block in blocks:
         block[:] = 0xFF
     return list(map(address, blocks))
+
+
+def _idle_blocks(size: int) -> int:
+    return sum(len(idle.block) == size for idle in _memory._idle)
 
 
 def test_a_shard_or_a_view_of_an_array_keeps_the_block_as_well() -> None:
@@ -207,10 +211,10 @@ def test_a_fetched_state_belongs_to_nobody_but_its_arrays(monkeypatch: pytest.Mo
         assert where % 64 == 0
         assert size == 8 * MB
         assert [leaf.unsafe_buffer_pointer() for leaf in fetched] == [where, where + 4 * MB]
-        idle = sum(len(block) for block in _memory._idle if len(block) == size)
+        idle = _idle_blocks(size)
         del fetched
         gc.collect()
-        assert sum(len(block) for block in _memory._idle if len(block) == size) == idle
+        assert _idle_blocks(size) == idle
 
 
 # ---- replays ----

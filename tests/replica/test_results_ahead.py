@@ -1,0 +1,174 @@
+"""A donor keeps the means of a step for joiners, and has memory for the next ones ready before an exchange."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxft._arrays import _memory
+from jaxft._arrays._memory import leaves_of, not_idle, result_regions
+from jaxft._heal._store import StateStore
+from jaxft._programs._build import cut_programs, joined
+from jaxft._ranks._ranks import OneRank
+from jaxft._replica import _held_state
+from jaxft._replica._held_state import HeldState
+
+HEAL = 1
+SIZE = 1 << 19  # 2 MB of float32: enough for its memory to be kept
+
+
+def grad_fn(state: Any, batch: jax.Array) -> tuple[Any, Any]:
+    return [batch * leaf for leaf in state], None
+
+
+def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
+    return [leaf - one for leaf, one in zip(state, mean, strict=True)], {}
+
+
+class Donor:
+    """A group that takes steps by itself, with the means of an exchange."""
+
+    def __init__(self) -> None:
+        _memory._idle.clear()  # of other tests
+        state = [jnp.ones(SIZE, jnp.float32)]
+        self.programs = cut_programs(joined(grad_fn, update_fn), state, jnp.float32(2.0))
+        self.store = StateStore()
+        session = SimpleNamespace(wants_digest=lambda step: False)
+        self.held = HeldState(cast(Any, session), self.store, OneRank(), 0, digest_every=1000)
+        self.held.leaves = self.programs.state_leaves(state)
+        self.held.publish()
+        self.sizes = [
+            size for layout in self.programs.layouts_with(1) for size in _memory.result_bytes(layout)
+        ]
+
+    def step(self) -> list[int]:
+        """Take a step; return where its means lay."""
+        made, _ = self.programs.compute(self.held.current, jnp.float32(2.0))
+        jax.block_until_ready(made)  # JAX lets go here of what the last step has read
+        del made
+        regions = result_regions(self.programs.layout)
+        for region in regions:
+            region[:] = self.held.step
+        means = leaves_of(self.programs.layout, regions)
+        self.held.advance(self.programs, means, None, skip=False, done=lambda: None)
+        return [region.ctypes.data for region in regions]
+
+    def touched(self) -> None:
+        """Wait until memory is ready."""
+        thread = self.held._touching
+        assert thread is not None
+        thread.join(30.0)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def donor() -> Donor:
+    return Donor()
+
+
+def test_without_a_joiner_each_step_takes_the_same_memory(donor: Donor) -> None:
+    places = [donor.step() for _ in range(6)]
+    assert len(set(map(tuple, places))) <= 2, "JAX may let go of what a step has read only later"
+    assert donor.held._touching is None
+
+
+def test_the_next_results_take_memory_that_is_ready(donor: Donor) -> None:
+    donor.step()
+    donor.store.pin(HEAL, 1)
+    kept = donor.step()
+    donor.touched()
+    assert not_idle(donor.sizes) == []
+    ready = [np.frombuffer(idle.block, np.uint8).ctypes.data for idle in _memory._idle]
+    (address,) = donor.step()
+    assert address in ready
+    assert [address] != kept, "the joiner still needs these"
+    donor.touched()
+    assert not_idle(donor.sizes) == [], "and so for each step that is kept"
+
+
+def test_the_means_that_are_kept_are_not_written_to(donor: Donor) -> None:
+    donor.store.pin(HEAL, 0)
+    for _ in range(4):
+        donor.step()
+        donor.touched()
+    for step in range(4):
+        means = donor.store.means(HEAL, step, deadline_s=0.0)
+        values = np.frombuffer(means.sources[0].flat(), np.float32)
+        assert np.all(values == step)
+
+
+def test_memory_that_waits_is_not_made_again(donor: Donor) -> None:
+    """A spare that stands by has the means of each step kept until it has applied them."""
+    donor.store.pin(HEAL, 0, log_only=True)
+    places: list[int] = []
+    for step in range(6):
+        places += donor.step()
+        donor.store.holds(HEAL, step + 1)
+        if donor.held._touching is not None:
+            donor.touched()
+    assert len(set(places)) <= 3
+
+
+def test_a_slow_thread_is_not_joined_by_another(donor: Donor, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Sequence[int]] = []
+    with paused(monkeypatch, begun) as go_on:
+        donor.store.pin(HEAL, 0)
+        donor.step()
+        donor.step()
+        go_on.set()
+        donor.touched()
+    assert begun == [donor.sizes]
+
+
+@contextlib.contextmanager
+def paused(monkeypatch: pytest.MonkeyPatch, begun: list[Sequence[int]]) -> Iterator[threading.Event]:
+    go_on = threading.Event()
+
+    def touch(sizes: Sequence[int]) -> None:
+        begun.append(sizes)
+        assert go_on.wait(30.0)
+
+    monkeypatch.setattr(_held_state, "touch_ahead", touch)
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("error", [MemoryError("no"), OSError(12, "Cannot allocate memory")])
+def test_without_memory_the_thread_says_so_and_training_goes_on(
+    error: Exception, donor: Donor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def touch(sizes: Sequence[int]) -> None:
+        raise error
+
+    monkeypatch.setattr(_held_state, "touch_ahead", touch)
+    donor.store.pin(HEAL, 0)
+    with caplog.at_level(logging.WARNING, "jaxft"):
+        donor.step()
+        donor.touched()
+    assert "There is no memory for the results of one more step, 0.00 GB" in caplog.text
+    donor.step()
+    assert donor.held.step == 2
+
+
+def test_without_a_thread_training_goes_on(
+    donor: Donor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def cannot(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", cannot)
+    donor.store.pin(HEAL, 0)
+    with caplog.at_level(logging.WARNING, "jaxft"):
+        donor.step()
+        donor.step()
+    assert donor.held.step == 2
+    assert "since there is no other thread: can't start new thread" in caplog.text
