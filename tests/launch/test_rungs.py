@@ -49,6 +49,10 @@ def test_a_group_comes_back_smaller_and_climbs_when_its_device_is_back(folder: P
         (folder / "lost").touch()
         missing = running.until("devices_missing")
         running.until("group_started", 3)
+        # A group that is drained before its program has begun says nothing.
+        patience.until(
+            lambda: "JAXFT_OTHER_MESHES=" in running.text(), "the second life", context=running.text
+        )
         working.write_text("0 1 2 3")
         climbs = running.until("group_climbs")
         running.until("group_started", 4)
@@ -108,6 +112,7 @@ def test_no_group_climbs_while_no_other_holds_the_state(folder: Path, working: P
         most = probes(working) + 5
         patience.until(lambda: probes(working) >= most, "five answers", context=running.text)
         assert not running.events("group_climbs")
+        running.until_file("group-1.0.starts")  # drained before it has begun, it would wait forever in its next life
         (folder / "join").touch()
         running.until("group_climbs")
         running.until("group_started", 3)
