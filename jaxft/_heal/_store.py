@@ -39,8 +39,8 @@ LOG_LIMIT_STATES = 2
 LOG_LIMIT_MIN_BYTES = 64 << 20
 LOG_LIMIT_MIN_STEPS = 8
 
-# The copies of a state on accelerators may take this part of the available host memory, if all of a group's processes
-# are on one host.
+# What joiners cost ahead of need may take this part of the available host memory, if all processes of a group are
+# on one host: copies of a state on accelerators, and memory for results.
 HOST_PART = 0.5
 
 # How many ended heals are remembered, so that their joiners get an answer at once.

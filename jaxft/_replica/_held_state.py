@@ -15,7 +15,8 @@ from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_step
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
 from jaxft._errors import ConfigurationError
-from jaxft._heal._store import StateStore
+from jaxft._heal._store import HOST_PART, StateStore
+from jaxft._host_memory import available_bytes
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._transport._ctrl_c import ctrl_c_later
@@ -166,13 +167,14 @@ class HeldState:
     def _replace_results(self, programs: Programs) -> None:
         """Have memory for the next results ready, in place of what is kept for joiners, before an exchange takes it.
 
-        Fresh memory is slow, and all groups would wait for it.
+        Fresh memory is slow, and all groups would wait for it. Where it is short, only an exchange takes more: the
+        joiner may need nothing any more by then.
         """
         if self._touching is not None and self._touching.is_alive():
             return
         layouts = programs.layouts_with(self._ranks.size)
         sizes = not_idle(size for layout in layouts for size in result_bytes(layout))
-        if not sizes:
+        if not sizes or not _has_room(sum(sizes)):
             return
         self._touching = threading.Thread(target=_touch, args=(sizes,), name="jaxft-memory", daemon=True)
         try:
@@ -215,6 +217,11 @@ class HeldState:
             return  # the job moved on before the session's thread got the report
         gone = not self.leaves or any(leaf.is_deleted() for leaf in self.leaves)
         self._session.post(Digested(Step(step), None if gone else self.digest()))
+
+
+def _has_room(size_bytes: int) -> bool:
+    free_bytes = available_bytes()
+    return free_bytes is None or size_bytes <= HOST_PART / jax.process_count() * free_bytes
 
 
 def _touch(sizes_bytes: Sequence[int]) -> None:

@@ -112,7 +112,9 @@ def test_no_group_climbs_while_no_other_holds_the_state(folder: Path, working: P
         most = probes(working) + 5
         patience.until(lambda: probes(working) >= most, "five answers", context=running.text)
         assert not running.events("group_climbs")
-        running.until_file("group-1.0.starts")  # drained before it has begun, it would wait forever in its next life
+        running.until_file(
+            "group-1.0.starts"
+        )  # drained before it has begun, it would wait forever in its next life
         (folder / "join").touch()
         running.until("group_climbs")
         running.until("group_started", 3)

@@ -142,6 +142,21 @@ def paused(monkeypatch: pytest.MonkeyPatch, begun: list[Sequence[int]]) -> Itera
         go_on.set()
 
 
+def test_where_memory_is_short_only_an_exchange_takes_more(
+    donor: Donor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = sum(donor.sizes)
+    free_bytes = 2 * needed - 1
+    monkeypatch.setattr(_held_state, "available_bytes", lambda: free_bytes)
+    donor.store.pin(HEAL, 0)
+    donor.step()
+    assert donor.held._touching is None
+    free_bytes = 2 * needed
+    donor.step()
+    donor.touched()
+    assert donor.held.step == 2
+
+
 @pytest.mark.parametrize("error", [MemoryError("no"), OSError(12, "Cannot allocate memory")])
 def test_without_memory_the_thread_says_so_and_training_goes_on(
     error: Exception, donor: Donor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
