@@ -6,11 +6,12 @@ such a view without a copy, holds a reference to that root array, so a block can
 read; there is no manual reference counting, and nothing has to be released explicitly.
 
 A heal takes more blocks than a step: donors keep the results of several steps. Blocks that no step takes again are
-unmapped some steps later.
+unmapped after some minutes.
 """
 
 import contextlib
 import mmap
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -28,13 +29,16 @@ _POOLED_BYTES = 1 << 20
 
 _MOST_IDLE = 16
 
-# A block that has waited while so many others were taken is not needed from step to step: a step takes fewer.
+# A block that has waited so long, and while so many others were taken, is not needed from step to step. Neither alone
+# tells: a step may take many blocks before it takes this one, and it may be long.
+_STALE_S = 600.0
 _STALE_TAKES = 4 * _MOST_IDLE
 
 
 class _Idle(NamedTuple):
     block: mmap.mmap
-    since: int  # how many blocks had been taken when it was recycled
+    since_s: float  # when it was recycled
+    takes: int  # how many had been taken before
 
 
 # Blocks waiting for reuse; the oldest is unmapped first. A step uses only a few sizes (a contribution and a result
@@ -97,7 +101,7 @@ def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarra
 
 
 def _recycle(block: mmap.mmap) -> None:
-    _idle.append(_Idle(block, _takes))
+    _idle.append(_Idle(block, time.monotonic(), _takes))
 
 
 def _take_idle(size_bytes: int) -> mmap.mmap | None:
@@ -114,9 +118,13 @@ def _take_idle(size_bytes: int) -> mmap.mmap | None:
             break
         if found is None and len(idle.block) == size_bytes:
             found = idle.block
-        elif _takes - idle.since <= _STALE_TAKES:
+        elif not _is_stale(idle):
             _idle.append(idle)
     return found
+
+
+def _is_stale(idle: _Idle) -> bool:
+    return _takes - idle.takes > _STALE_TAKES and time.monotonic() - idle.since_s > _STALE_S
 
 
 def _map(size_bytes: int) -> mmap.mmap:

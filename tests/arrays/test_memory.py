@@ -48,8 +48,9 @@ def test_idle_blocks_are_bounded() -> None:
     assert len(_memory._idle) <= _memory._idle.maxlen
 
 
-def test_a_block_that_no_step_takes_again_is_unmapped() -> None:
+def test_a_block_that_no_step_takes_again_is_unmapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a heal took on top of the steps must not be held for the rest of the run."""
+    monkeypatch.setattr(_memory, "_STALE_S", 0.0)
     of_a_heal, of_a_step = 2 * MB + 64 * 11, 2 * MB + 64 * 12
     kept = [aligned_empty(of_a_heal) for _ in range(3)]
     del kept
@@ -61,12 +62,22 @@ def test_a_block_that_no_step_takes_again_is_unmapped() -> None:
     assert idle_blocks(of_a_step) == 1
 
 
-def test_a_block_that_each_step_takes_stays_however_many_others_it_takes() -> None:
-    size = 2 * MB + 64 * 13
+def test_a_long_step_finds_its_blocks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have waited for long, and the first is not the only one that it takes."""
+    monkeypatch.setattr(_memory, "_STALE_S", 0.0)
+    sizes = [2 * MB + 64 * (20 + k) for k in range(_memory._MOST_IDLE)]
+    places = [address(aligned_empty(size)) for size in sizes]
+    for _ in range(8):
+        assert [address(aligned_empty(size)) for size in sizes] == places
+
+
+def test_a_step_that_takes_many_blocks_first_finds_the_others_again() -> None:
+    """Chunks that lie over several leaves are gathered in blocks: hundreds in a step."""
+    size, gathered = 2 * MB + 64 * 13, MB
     where = address(aligned_empty(size))
-    for _ in range(12):
-        step = [aligned_empty(2 * MB + 64 * (20 + k)) for k in range(_memory._MOST_IDLE - 1)]
-        del step
+    for _ in range(3):
+        for _ in range(4 * _memory._STALE_TAKES):
+            aligned_empty(gathered)
         assert address(aligned_empty(size)) == where
 
 
