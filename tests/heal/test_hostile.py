@@ -233,7 +233,7 @@ def test_a_heal_that_ends_while_a_donor_is_dialled_again_says_why_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The other donor does not keep what is missing, and the one that does is silent after that."""
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
+    monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.3))
     dials: list[int] = []
     again = threading.Event()
 

@@ -74,7 +74,7 @@ def test_all_donors_are_killed_and_all_are_named(names: str) -> None:
 
 
 def test_a_stopped_donor_delays_the_heal_by_the_stall_limit_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
+    monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.3))
     with donors(["a", "b"], steps=2) as (a, b), joiner(a.address, b.address, timeout_s=LONG_S) as fetcher:
         fetched = both_at_it(fetcher, a, b, 3)
         os.kill(a.pid, signal.SIGSTOP)
@@ -177,7 +177,7 @@ def test_a_donor_is_killed_after_its_stripe() -> None:
 def test_a_donor_that_is_stopped_with_its_stripe_ends_the_heal_soon(
     before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.3)
+    monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.3))
     with donors(["a", "b"], steps=1, striped=True) as (a, b):
         with joiner(a.address, b.address, timeout_s=patience.stretched(6.0)) as fetcher:
             began_s = patience.machine_s()

@@ -222,7 +222,7 @@ def test_what_is_asked_for_too_late_is_fetched_from_its_keeper(state: list[np.nd
 def test_a_slow_donor_is_helped_by_one_whose_state_is_live(
     state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.2)
+    monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.3))
     asked, over = threading.Event(), threading.Event()
     with donors(state, 2, live=True) as (quick, slow):
         quick.before_chunks = lambda: asked.wait(LONG_S)
@@ -237,9 +237,10 @@ def test_a_donor_that_alone_keeps_its_stripe_has_time_for_a_large_leaf(
     state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others are idle, and could not take over."""
-    monkeypatch.setattr(_stripes, "_STALL_S", 0.01)
+    stall_s = patience.stretched(0.3)  # each donor must say within it what it keeps
+    monkeypatch.setattr(_stripes, "_STALL_S", stall_s)
     with donors(state, 2) as (quick, slow):
-        slow.before_chunks = lambda: time.sleep(0.3)  # the wait itself
+        slow.before_chunks = lambda: time.sleep(2 * stall_s)  # the wait itself
         with joiner(quick, slow) as fetcher:
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
             assert not any(one.failed for one in fetcher._donors)

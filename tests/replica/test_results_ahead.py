@@ -1,6 +1,7 @@
 """A donor keeps the means of a step for joiners, and has memory for the next ones ready before an exchange."""
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,9 @@ from jaxft._replica import _held_state
 from jaxft._replica._held_state import HeldState
 
 HEAL = 1
-SIZE = 1 << 19  # 2 MB of float32: enough for its memory to be kept
+# Elements of float32: 2 MB, enough for their memory to be kept. Each donor has more than the one before: memory of
+# another test, which JAX may let go of at any moment, has another size.
+SIZES = itertools.count(1 << 19, 1024)
 
 
 def grad_fn(state: Any, batch: jax.Array) -> tuple[Any, Any]:
@@ -36,8 +39,7 @@ class Donor:
     """A group that takes steps by itself, with the means of an exchange."""
 
     def __init__(self) -> None:
-        _memory._idle.clear()  # of other tests
-        state = [jnp.ones(SIZE, jnp.float32)]
+        state = [jnp.ones(next(SIZES), jnp.float32)]
         self.programs = cut_programs(joined(grad_fn, update_fn), state, jnp.float32(2.0))
         self.store = StateStore()
         session = SimpleNamespace(wants_digest=lambda step: False)
@@ -85,7 +87,7 @@ def test_the_next_results_take_memory_that_is_ready(donor: Donor) -> None:
     kept = donor.step()
     donor.touched()
     assert not_idle(donor.sizes) == []
-    ready = [np.frombuffer(idle.block, np.uint8).ctypes.data for idle in _memory._idle]
+    ready = [np.frombuffer(idle.block, np.uint8).ctypes.data for idle in tuple(_memory._idle)]
     (address,) = donor.step()
     assert address in ready
     assert [address] != kept, "the joiner still needs these"
