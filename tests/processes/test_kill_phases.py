@@ -13,6 +13,7 @@ KILLED_AT = 5
 # The survivors compute this step once the victim has been started again, and the second once it is back.
 GATE = 10
 LAST_GATE = 45
+END_GATE = 55  # of a test with two victims: the second comes back before this step
 GROUPS = ("group-0", "group-1", "group-2")
 
 
@@ -33,15 +34,21 @@ def gates_in(folder: Path) -> tuple[Path, Path, tuple[str, ...]]:
     return first, last, ("--gate", f"{GATE}:{first}", "--gate", f"{LAST_GATE}:{last}")
 
 
-def open_last_gate(here: Cluster, gate: Path, back: Worker, survivors: list[Worker]) -> None:
+def open_last_gate(
+    here: Cluster, gate: Path, back: Worker, survivors: list[Worker], step: int = LAST_GATE
+) -> None:
     """Let the survivors past the last gate once the victim is in, or waits for the boundary that the gate holds."""
 
     def in_or_held() -> bool:
         contributes = any(event["shards"] for event in back.steps())
-        return contributes or all(worker.step >= LAST_GATE for worker in survivors)
+        return contributes or all(worker.step >= step for worker in survivors)
 
     here.until(in_or_held, "the victim to contribute, or the survivors to reach the last gate")
     gate.touch()
+
+
+def is_alive(worker: Worker) -> bool:
+    return worker.process.poll() is None
 
 
 def assert_same_run(workers: list[Worker], undisturbed: str) -> None:
@@ -104,6 +111,8 @@ def test_a_joiner_killed_while_it_heals_changes_nothing(undisturbed: str, tmp_pa
 
 def test_a_kill_as_connections_stay_for_a_joiner_changes_nothing(undisturbed: str, tmp_path: Path) -> None:
     first, last, gates = gates_in(tmp_path)
+    end = tmp_path / "end"
+    gates = (*gates, "--gate", f"{END_GATE}:{end}")
     dies = {"group-1": "1 of 2 connections kept", "group-2": f"compute step {KILLED_AT}"}
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -112,13 +121,17 @@ def test_a_kill_as_connections_stay_for_a_joiner_changes_nothing(undisturbed: st
             lambda group: ("--steps", str(STEPS), *gates, *(("--die", dies[group]) if group in dies else ())),
         )
         here.until_dead(workers["group-2"])
-        joiner = here.start("group-2", "--steps", str(STEPS), *gates)
+        joiner = here.start("group-2", "--steps", str(STEPS), *gates, "--die", "not at all")
         here.until(lambda: joiner.says("heals to step"), "group-2 to heal")
         first.touch()
+        # It enters before the step that the last gate holds, or after it.
+        stands_by = f"wait step {LAST_GATE}"
+        here.until(lambda: joiner.says(stands_by) or not is_alive(workers["group-1"]), "group-2 to stand by")
+        last.touch()
         here.until_dead(workers["group-1"])
         back = here.start("group-1", "--steps", str(STEPS), *gates)
         here.until(lambda: back.says("heals to step"), "group-1 to heal")
-        open_last_gate(here, last, back, [workers["group-0"]])
+        open_last_gate(here, end, back, [workers["group-0"]], END_GATE)
         here.until_finished(back, joiner, workers["group-0"])
         assert_same_run([back, joiner, workers["group-0"]], undisturbed)
         assert_no_step_lost([workers["group-0"]])

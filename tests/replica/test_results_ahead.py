@@ -20,6 +20,7 @@ from jaxft._programs._build import cut_programs, joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica import _held_state
 from jaxft._replica._held_state import HeldState
+from tests import patience
 
 HEAL = 1
 # Elements of float32: 2 MB, enough for their memory to be kept. Each donor has more than the one before: memory of
@@ -66,8 +67,7 @@ class Donor:
         """Wait until memory is ready."""
         thread = self.held._touching
         assert thread is not None
-        thread.join(30.0)
-        assert not thread.is_alive()
+        patience.join(thread)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def paused(monkeypatch: pytest.MonkeyPatch, begun: list[Sequence[int]]) -> Itera
 
     def touch(sizes: Sequence[int]) -> None:
         begun.append(sizes)
-        assert go_on.wait(30.0)
+        patience.until(go_on.is_set, "the test")
 
     monkeypatch.setattr(_held_state, "touch_ahead", touch)
     try:
