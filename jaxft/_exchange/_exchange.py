@@ -35,7 +35,6 @@ The exchange as a whole has no deadline: `_patience.py` says when time counts.
 """
 
 import logging
-import math
 import select
 import time
 from collections.abc import Callable, Iterable
@@ -45,9 +44,8 @@ from jaxft._exchange import _compiled
 from jaxft._exchange._compiled_lane import CompiledLane
 from jaxft._exchange._lane import Lane, PeerLost, Task, Turn
 from jaxft._exchange._links import Links
-from jaxft._exchange._patience import LOOK_S, Patience
+from jaxft._exchange._patience import LOOK_S, Patience, Wait
 from jaxft._exchange._python_lane import PythonLane
-from jaxft._transport._sockets import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
 
@@ -116,12 +114,11 @@ class _Run:
         self._tell = tell
         self._begun_s = time.monotonic()
         self._checks_s = self._begun_s
-        self._slow_s = SLOW_WAIT_S
 
     def until_done(self) -> None:
         while True:
             try:
-                turn = self._lane.turn(min(self._patience.look_s, self._slow_s))
+                turn = self._lane.turn(self._patience.look_s)
             except PeerLost as lost:
                 raise self._lost(lost.number, lost.why) from lost.__cause__
             if turn is Turn.DONE:
@@ -134,22 +131,21 @@ class _Run:
             self._check_time()
 
     def _check_time(self) -> None:
-        still_s = self._patience.still_s
         late = self._owing() if self._patience.is_over else self._silent()
         if late:
-            still_s = max(still_s, self._patience.timeout_s)
+            still_s = max(self._patience.still_s, self._patience.timeout_s)
             raise self._failed(late, f"made no progress for {still_s:.1f} s, waiting for {self._names(late)}")
-        if still_s < min(self._slow_s, SLOW_WAIT_S):
-            self._slow_s = SLOW_WAIT_S
-        elif still_s >= self._slow_s:
-            self._slow_s = math.inf
-            _log.warning(
-                "The exchange of step %d in quorum %d is still waiting for %s after %.0f s.",
-                self._step,
-                self._links.quorum_id,
-                self._names(self._owing()),
-                still_s,
-            )
+        if self._patience.is_long:
+            self._mention()
+
+    def _mention(self) -> None:
+        """Say once which peers have exchanged no bytes with us for long."""
+        waits = [(self._links.members[number], self._lane.moved_s(number)) for number in self._owing()]
+        self._patience.mention(
+            [Wait(peer.name, peer.address, moved_s) for peer, moved_s in waits],
+            "The exchange of step %d in quorum %d is still waiting for %s after %.0f s.",
+            *(self._step, self._links.quorum_id),
+        )
 
     def _silent(self) -> list[int]:
         """Peers that could send partial sums and do not, while bytes move to and from others."""
@@ -189,4 +185,4 @@ class _Run:
 
     def _names(self, numbers: Iterable[int]) -> str:
         peers = (self._links.members[number] for number in numbers)
-        return ", ".join(f"group {peer.group!r} ({peer.address})" for peer in peers)
+        return ", ".join(f"{peer.name} ({peer.address})" for peer in peers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._continuing import Continuing, Kept, NotContinued
 from jaxft._exchange._frames import Stamp
-from jaxft._exchange._patience import Patience
+from jaxft._exchange._patience import Patience, Wait
 from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
 from jaxft._transport._names import look_up
@@ -30,6 +30,7 @@ class Peer:
         address: of the process.
         shards: the member's shards of the step.
         rank: the process's number in its group.
+        ranks: the number of processes of its group.
     """
 
     group: str
@@ -37,6 +38,11 @@ class Peer:
     address: str
     shards: tuple[int, ...]
     rank: int = 0
+    ranks: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"group {self.group!r}" if self.ranks == 1 else f"rank {self.rank} of group {self.group!r}"
 
 
 def connect_mesh(
@@ -108,7 +114,8 @@ class _Mesh:
         what = f"{_names(waited_for)} to connect for quorum {self.request.number}"
         try:
             ready = self.patience.until(
-                lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=self.abort)
+                lambda deadline_s: wait_any(sources, deadline_s=deadline_s, what=what, abort=self.abort),
+                lambda: self._mention(waited_for),
             )
         except TimeoutError as error:
             why = f"Timed out after {self.patience.still_s:.1f} s waiting for {what}."
@@ -153,7 +160,8 @@ class _Mesh:
             )
             try:
                 self.made[number] = self.patience.until(
-                    lambda deadline_s, take=take: take(deadline_s=deadline_s)
+                    lambda deadline_s, take=take: take(deadline_s=deadline_s),
+                    lambda peer=peer: self._mention([peer]),
                 )
                 if not late:
                     self.patience.moved()
@@ -185,6 +193,16 @@ class _Mesh:
         except ConnectionError as error:
             raise _failed(self.request, str(error), [peer]) from error
 
+    def _mention(self, peers: Sequence[Peer]) -> None:
+        """Say it once if it takes long until these connect."""
+        if not self.patience.is_long:
+            return
+        self.patience.mention(
+            [Wait(peer.name, peer.address, self.patience.begun_s) for peer in peers],
+            "The exchange of group %r in quorum %d is still waiting to connect to %s after %.0f s.",
+            *(self.request.group, self.request.number),
+        )
+
     def _moved(self, number: int, connection: Connection | None) -> None:
         if connection is None:
             return
@@ -201,4 +219,4 @@ def _failed(request: ConnectionRequest, why: str, peers: Sequence[Peer]) -> Exch
 
 
 def _names(peers: Iterable[Peer]) -> str:
-    return ", ".join(f"group {peer.group!r} at {peer.address}" for peer in peers)
+    return ", ".join(f"{peer.name} at {peer.address}" for peer in peers)

@@ -6,15 +6,71 @@ restarts the clock. So an exchange may take as long as it needs while its bytes 
 time out soon, and at the same time.
 """
 
+import logging
 import math
+import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from jaxft._transport._sockets import SLOW_WAIT_S
+
+_log = logging.getLogger("jaxft")
 
 T = TypeVar("T")
 
 # How often a wait checks whether time counts yet. It delays only the detection of faults.
 LOOK_S = 0.25
+
+
+class Wait(NamedTuple):
+    """For one peer.
+
+    Attributes:
+        name: of the peer.
+        address: where it is; it may differ from thread to thread.
+        moved_s: when bytes have moved last, or when the wait began.
+    """
+
+    name: str
+    address: str
+    moved_s: float
+
+
+class LongWaits:
+    """What a group has said about the long waits of its current exchange. All threads of the exchange share it.
+
+    Where one group computes longer than the others in every step, each exchange waits for it. That is said again once
+    it takes twice as long as in the exchange before.
+    """
+
+    def __init__(self) -> None:
+        self._longest_s = self._before_s = (
+            0.0  # for those that compute, in this exchange and in the one before
+        )
+        self._said: set[tuple[str, bool]] = set()
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """The next exchange begins. For the thread that starts the others."""
+        self._before_s, self._longest_s = self._longest_s, 0.0
+        self._said.clear()
+
+    def to_say(self, waits_s: Mapping[str, float], *, compute: bool) -> list[str]:
+        """Return what is due, and what no thread has said yet.
+
+        Args:
+            waits_s: for whom a thread waits, and how long.
+            compute: whether members may still be computing.
+        """
+        with self._lock:
+            due_s = max(SLOW_WAIT_S, 2 * self._before_s) if compute else SLOW_WAIT_S
+            if compute:
+                self._longest_s = max(self._longest_s, *waits_s.values())
+            found = [name for name, waited_s in waits_s.items() if waited_s >= due_s]
+            new = [name for name in found if (name, compute) not in self._said]
+            self._said.update((name, compute) for name in new)
+            return new
 
 
 class Patience:
@@ -26,6 +82,7 @@ class Patience:
         *,
         counts: Callable[[], bool] = lambda: True,
         moved: Callable[[], None] = lambda: None,
+        waits: LongWaits | None = None,
     ) -> None:
         """Start to wait.
 
@@ -33,7 +90,10 @@ class Patience:
             timeout_s: how long may pass without any byte moving, once time counts.
             counts: whether all members are known to have computed. Not called again once it has returned true.
             moved: called when bytes have moved.
+            waits: what other threads of the exchange have said about long waits.
         """
+        self.begun_s = time.monotonic()
+        self.waits = waits or LongWaits()
         self.timeout_s = timeout_s
         self.since_s = math.inf  # since when time counts
         self._counts = counts
@@ -63,11 +123,41 @@ class Patience:
         """How long to wait before the next check."""
         return max(0.0, min(LOOK_S, self.timeout_s - self.still_s))
 
-    def until(self, wait: Callable[[float], T]) -> T:
-        """Call `wait(deadline_s)` until it returns. Raises its TimeoutError when the time is up."""
+    @property
+    def is_long(self) -> bool:
+        return time.monotonic() - self.begun_s >= SLOW_WAIT_S
+
+    def mention(self, waits: Sequence[Wait], text: str, *where: object) -> None:
+        """Log once those that are long: at INFO while members may compute, for that is not a fault.
+
+        Args:
+            waits: what is waited for.
+            text: the message, with places for `where`, the names and the seconds.
+        """
+        compute = math.isinf(self.since_s)
+        now_s, from_s = time.monotonic(), -math.inf if compute else self.since_s
+        waits_s = {one.name: now_s - max(one.moved_s, from_s) for one in waits}
+        late = self.waits.to_say(waits_s, compute=compute) if waits_s else []
+        if late:
+            longest_s = max(waits_s[name] for name in late)
+            names = ", ".join(f"{one.name} ({one.address})" for one in waits if one.name in late)
+            limit = (
+                "Not all members are known to have computed; until they have, there is no time limit."
+                if compute
+                else f"The limit on a time without progress is {self.timeout_s:g} s."
+            )
+            level = logging.INFO if compute else logging.WARNING
+            _log.log(level, f"{text} %s", *where, names, longest_s, limit)
+
+    def until(self, wait: Callable[[float], T], look: Callable[[], None]) -> T:
+        """Call `wait(deadline_s)` until it returns, and `look` in between.
+
+        Raises its TimeoutError when the time is up.
+        """
         while True:
             try:
                 return wait(time.monotonic() + self.look_s)
             except TimeoutError:
                 if self.is_over:
                     raise
+                look()

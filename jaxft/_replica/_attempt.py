@@ -27,7 +27,7 @@ from jaxft._exchange._grid import peers_of_each
 from jaxft._exchange._grid_links import AnyLinks, open_links
 from jaxft._exchange._links import Peer
 from jaxft._exchange._partials import Leaf, Partials
-from jaxft._exchange._patience import Patience
+from jaxft._exchange._patience import LongWaits, Patience
 from jaxft._exchange._plan import strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._programs._programs import Local
@@ -115,6 +115,7 @@ class Attempts:
         self._work = _Work(held.step)
         self._links: SpanLinks | None = None  # of an older quorum until the first exchange in a new one
         self._abort = Abort()
+        self._waits = LongWaits()
         self._more_s = 0.0  # how much longer than usual peers may compute before the current exchange
         self._voted_s = 0.0
         self._shard: int | None = None  # which is being computed
@@ -339,6 +340,7 @@ class Attempts:
     ) -> list[np.ndarray]:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
         self._more_s = more_s
+        self._waits.begin()
         _log.debug("exchange step %d%s", step, _stage_text(number))
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._links = self._span_links(call, number, quorum, abort)
@@ -390,7 +392,12 @@ class Attempts:
 
     def _patience(self, quorum: NewQuorum, step: int, timeout_s: float) -> Patience:
         attempt, session = (quorum.quorum_id, step), self._session
-        return Patience(timeout_s, counts=lambda: session.all_computed == attempt, moved=session.got_on)
+        return Patience(
+            timeout_s,
+            counts=lambda: session.all_computed == attempt,
+            moved=session.got_on,
+            waits=self._waits,
+        )
 
     def _vote(self, call: Call, quorum: NewQuorum, record: Record) -> None:
         step, work = self._held.step, self._work
@@ -449,4 +456,5 @@ def _peer(member: Member, lane: int, lanes: int, me: Endpoint, strand: int) -> P
     """The member's process that holds a lane, at the address where `me` dials it for a strand."""
     ranks = endpoints_at(member.address)
     rank = rank_of(lane, len(ranks), lanes)
-    return Peer(member.group, member.incarnation, me.way_to(ranks[rank], strand), member.shards, rank)
+    address = me.way_to(ranks[rank], strand)
+    return Peer(member.group, member.incarnation, address, member.shards, rank, len(ranks))

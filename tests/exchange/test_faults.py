@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import socket
 import struct
 import threading
@@ -16,11 +17,15 @@ import numpy as np
 import pytest
 
 from jaxft._arrays._layout import Layout, LeafSpec
+from jaxft._arrays._memory import result_regions
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _exchange, _patience, _reducer
+from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._frames import PARTIAL, VERSION, Stamp, tag
+from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._patience import LongWaits, Patience
 from jaxft._exchange._plan import Plan, partials_to, results_from
 from jaxft._transport._seals import Checksums, Connection
 from jaxft._transport._sockets import Abort
@@ -403,7 +408,7 @@ def test_a_long_wait_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It goes on for ten looks after that."""
-    monkeypatch.setattr(_exchange, "SLOW_WAIT_S", 0.05)
+    monkeypatch.setattr(_patience, "SLOW_WAIT_S", 0.05)
     looks = itertools.count()
 
     class Looking(Abort):
@@ -422,6 +427,62 @@ def test_a_long_wait_is_logged_once(
         "exchange of step 11 in quorum 4 is still waiting for group 'group-1' (memory:1)"
         in record.getMessage()
     )
+    assert record.getMessage().endswith(f"The limit on a time without progress is {patience.FAR_S:g} s.")
+
+
+def test_a_peer_that_computes_long_is_said_once_and_again_if_it_takes_twice_as_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other begins once this one has looked so often."""
+    monkeypatch.setattr(_patience, "SLOW_WAIT_S", 0.05)
+    monkeypatch.setattr(_patience, "LOOK_S", 0.01)
+    held = [partials_of(LAYOUT, 2, [0]), partials_of(LAYOUT, 2, [1])]
+    waits = LongWaits()
+
+    def exchange(step: int, least_s: float) -> float:
+        """Return how long the other has computed."""
+        begun_s = time.monotonic()
+        computed = threading.Event()
+
+        def counts() -> bool:
+            if time.monotonic() - begun_s >= least_s:
+                computed.set()
+            return False
+
+        def computes_first() -> float:
+            assert computed.wait(patience.FAR_S)
+            computed_s = time.monotonic() - begun_s
+            run_exchange(links[1], held[1], step=step)
+            return computed_s
+
+        waits.begin()
+        limit = Patience(0.01, counts=counts, waits=waits)
+        task = Task(LAYOUT, step, held[0], result_regions(LAYOUT))
+        _, computed_s = together([lambda: exchange_into(links[0], task, 2, limit), computes_first])
+        return computed_s
+
+    with mesh([[0], [1]]) as links, caplog.at_level(logging.INFO, logger="jaxft"):
+        exchange(1, 1.0)
+        took_s = exchange(2, 0.1)  # the machine would have to stand still for two seconds
+        (record,) = caplog.records
+        assert record.levelno == logging.INFO
+        assert re.fullmatch(
+            r"The exchange of step 1 in quorum 4 is still waiting for group 'group-1' \(memory:1\) after 0 s. Not "
+            r"all members are known to have computed; until they have, there is no time limit.",
+            record.getMessage(),
+        )
+        exchange(3, 4 * took_s)
+    assert "step 3" in caplog.records[1].getMessage()
+
+
+def test_a_peer_that_is_silent_is_said_while_another_moves_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_patience, "SLOW_WAIT_S", 1.0)
+    while silent_beside_a_trickle(patience_s=2.0) is None:
+        caplog.clear()
+    (said,) = [record.getMessage() for record in caplog.records if "is still waiting" in record.getMessage()]
+    assert "is still waiting for group 'group-2' (memory:2) after" in said
 
 
 def test_no_descriptor_is_left_behind() -> None:

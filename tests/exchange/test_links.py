@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import socket
 import threading
@@ -15,7 +16,7 @@ from jaxft_protocol.credentials import DataKey
 
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed, JaxftError
-from jaxft._exchange import _grid_links
+from jaxft._exchange import _grid_links, _patience
 from jaxft._exchange._continuing import Continuing, NotContinued
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
@@ -139,6 +140,23 @@ def test_a_peer_that_never_dials() -> None:
         ) as caught:
             open_links(made[1], members, 1, wait_s=0.1)
         assert caught.value.peers == ("group-0",)
+
+
+def test_a_peer_that_takes_long_to_dial_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_patience, "SLOW_WAIT_S", 0.05)
+    monkeypatch.setattr(_patience, "LOOK_S", 0.01)
+    with listeners(2) as made, caplog.at_level(logging.INFO, logger="jaxft"):
+        first, second = members_of(made, [[0], [1]])
+        members = [replace(first, ranks=2), second]
+        with pytest.raises(ExchangeFailed, match=r"rank 0 of group 'group-0' at .* did not connect"):
+            open_links(made[1], members, 1, wait_s=1.0)
+    (said,) = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
+    assert said == (
+        f"The exchange of group 'group-1' in quorum 1 is still waiting to connect to rank 0 of group 'group-0' "
+        f"({first.address}) after 0 s. The limit on a time without progress is 1 s."
+    )
 
 
 def test_who_still_computes_is_waited_for() -> None:

@@ -1,9 +1,11 @@
 """Large exchanges in several strands: the same bits, one end for all of them, and connections that live on."""
 
 import itertools
+import logging
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -15,10 +17,10 @@ import pytest
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import _grid_links, _plan, _spans
+from jaxft._exchange import _grid_links, _patience, _plan, _spans
 from jaxft._exchange._links import Links
 from jaxft._exchange._mesh import Peer
-from jaxft._exchange._patience import Patience
+from jaxft._exchange._patience import LongWaits, Patience, Wait
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way
 from jaxft._transport import _cores
@@ -255,6 +257,46 @@ def test_a_link_that_breaks_in_one_strand_ends_all_and_is_blamed(
         open_all(members, 2)
         for means in exchange_all(members):
             assert_same_bits(means, reference_means(BIG, 3))
+
+
+def test_all_strands_say_once_that_a_peer_is_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No strand of group-1 begins before each strand of group-0 has looked ten times after the message."""
+    monkeypatch.setattr(_patience, "SLOW_WAIT_S", 0.05)
+    monkeypatch.setattr(_patience, "LOOK_S", 0.01)
+    said_by, looks, looked = LongWaits(), Counter[str](), threading.Event()
+
+    class Looking(Patience):
+        def mention(self, waits: Sequence[Wait], text: str, *where: object) -> None:
+            super().mention(waits, text, *where)
+            looks[threading.current_thread().name] += 1
+            if len(looks) == STRANDS and min(looks.values()) >= 10:
+                looked.set()
+
+    carry_out = _spans.exchange_over
+
+    def waiting(links: Links, task: Any, total: int, made: Any) -> None:
+        group = links.members[links.me].group
+        if group == "group-1":
+            assert looked.wait(patience.FAR_S)
+        shared = group == "group-0"
+        carry_out(links, task, total, (lambda _: Looking(patience.FAR_S, waits=said_by)) if shared else made)
+
+    monkeypatch.setattr(_spans, "exchange_over", waiting)
+    with quorum() as members, caplog.at_level(logging.WARNING, logger="jaxft"):
+        open_all(members, 1)
+        monkeypatch.setattr(LongWaits, "to_say", _of(said_by))
+        for means in exchange_all(members):
+            assert_same_bits(means, reference_means(BIG, 3))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "is still waiting for group 'group-1' (" in said
+
+
+def _of(waits: LongWaits) -> Any:
+    """Of all others, nothing is said."""
+    to_say = LongWaits.to_say
+    return lambda self, waits_s, *, compute: to_say(self, waits_s, compute=compute) if self is waits else []
 
 
 def test_the_flag_of_the_attempt_ends_all_strands(monkeypatch: pytest.MonkeyPatch) -> None:
