@@ -23,6 +23,7 @@ from jaxft_protocol.wire import WireError
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_failure, decode_order, encode_outcome
 from jaxft._ranks._link import Link, leader_message
+from jaxft._ranks._outside import Awaited, Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._report import StepReport
 from jaxft._transport._seals import Connection
@@ -87,6 +88,9 @@ class Follower:
         self._settled: queue.SimpleQueue[pb.Settled] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[pb.SaveBegins] = queue.SimpleQueue()
         self._progress = 0
+        self._outside = Outside()
+        self._takes_directive = False  # the training thread waits for rank 0's next one
+        self._awaited, self._waits, self._away = Awaited(), Awaited(), ""
         self._drains = False
         self._silence_s = silence_s
         self._ended: str | None = None
@@ -124,8 +128,22 @@ class Follower:
         if (address := self._read_address()) != self.address:
             self.address = address
             self._say_hello()
-        beat = pb.Beat(progress=self._progress, drains=self._drains)
+        waits_s = self._waits.seconds(self._takes_directive)
+        beat = pb.Beat(
+            progress=self._progress, drains=self._drains, waits_s=waits_s, away=self._look_outside()
+        )
         return pb.RankMessage(beat=beat).SerializeToString()
+
+    def _look_outside(self) -> str:
+        """Where this rank's program stands, while rank 0 waits for it in the step."""
+        orders = self._core.orders
+        awaited_s = self._awaited.seconds(bool(orders) and orders[0] != Directed(None))
+        if text := self._outside.to_say("rank 0", awaited_s):
+            self._away = text
+            _log.warning("[jaxft %s] rank %d %s", self._name, self.rank, text)
+        elif awaited_s == 0.0:
+            self._away = ""
+        return self._away
 
     def wait(self, seen: int) -> tuple[int, Directive]:
         """Return the next directive.
@@ -133,7 +151,11 @@ class Follower:
         Raises:
             SessionFailed: rank 0 has ended.
         """
-        directive = self._take(Directed, "", "rank 0's next directive").directive
+        self._takes_directive = True
+        try:
+            directive = self._take(Directed, "", "rank 0's next directive").directive
+        finally:
+            self._takes_directive = False
         if directive is None:
             raise SessionFailed("Rank 0 has left the job, but this rank calls the step once more.")
         if isinstance(directive, Attempt):
@@ -144,7 +166,7 @@ class Follower:
         return contextlib.nullcontext(abort)
 
     def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+        return self._outside.in_step(now)
 
     def got_on(self) -> None:
         """Bytes have moved, or a shard is computed: rank 0 waits for this rank as long as it gets on."""

@@ -17,6 +17,7 @@ from jaxft_protocol.replica.state import Directive
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_outcome, encode_failure, encode_order
 from jaxft._ranks._link import Link, rank_message
+from jaxft._ranks._outside import Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
@@ -60,6 +61,9 @@ class Leader:
         self.on_drain: Callable[[], None] | None = None
         # Reports to the job that the user's code has raised in another rank; set before the first step.
         self.on_raised: Callable[[Step, str, int | None], Settled] | None = None
+        # Where rank 0's own program stands; and what other ranks have said of theirs.
+        self._outside = Outside()
+        self._away = ["" for _ in connections]
         self._addresses = ["" for _ in connections]
         self._links = [
             Link(
@@ -97,6 +101,9 @@ class Leader:
     def left(self) -> None:
         """Tell all ranks that the group has left its job."""
         self._order(Directed(None))
+
+    def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]:
+        return self._outside.in_step(now)
 
     def decide(self, what: str, value: bool) -> bool:
         self._order(Decided(what, value))
@@ -241,6 +248,7 @@ class Leader:
         match message.WhichOneof("kind"):
             case "beat":
                 self._happened(core.Moved(rank, message.beat.progress))
+                self._look_outside(rank, message.beat)
                 if message.beat.drains and self.on_drain is not None:
                     self.on_drain()
             case "hello":
@@ -262,6 +270,15 @@ class Leader:
                 self._links[rank - 1].expect_end(message.group_ends.error)
             case other:
                 raise ConnectionError(f"it sent a message of kind {other!r}, which rank 0 does not expect")
+
+    def _look_outside(self, rank: int, beat: pb.Beat) -> None:
+        """Say which rank is outside of the step while another waits for it there."""
+        if beat.away and beat.away != self._away[rank - 1]:
+            _log.warning("[jaxft %s] rank %d %s", self._name, rank, beat.away)
+        self._away[rank - 1] = beat.away
+        # All other ranks wait together for rank 0: the last one speaks for all.
+        if rank == self.size - 1 and (text := self._outside.to_say(f"rank {rank}", beat.waits_s)):
+            _log.warning("[jaxft %s] rank 0 %s", self._name, text)
 
     def _settle_raised(self, rank: int, told: pb.Raised) -> None:
         """Report another rank's exception to the job, and tell that rank what became of the step."""

@@ -221,7 +221,8 @@ class Session:
         """
         before, self.away = self.away, not now
         try:
-            yield
+            with self._ranks.in_step(now):
+                yield
         finally:
             self.away = before
 

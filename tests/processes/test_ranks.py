@@ -149,6 +149,39 @@ def test_a_rank_whose_loop_ends_before_that_of_rank_0_ends_its_group(tmp_path: P
         assert first.says(f'a group shares fate: rank 1 is lost (it ended with SessionFailed("{told}')
 
 
+def outside(rank: int) -> str:
+    """What a rank says that is outside of the step while the other waits for it there, in the program's main."""
+    return (
+        rf"\[jaxft group-0\] rank {rank} has been outside of the step for \d+ s, and rank {1 - rank} has waited for "
+        r"it in the step for \d+ s. Its program stands at .*worker.py:\d+ in main"
+    )
+
+
+@pytest.mark.long
+def test_rank_0_that_sums_over_all_ranks_while_another_is_in_the_step_says_where_it_stands(
+    tmp_path: Path,
+) -> None:
+    """Nothing can tell that from a long evaluation by one rank, which has no limit: so all is said that helps."""
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        sums = {0: ("--sum-after", str(KILLED_AT))}
+        group = start_ranks(here, "group-0", RANKS, ("--steps", str(STEPS)), own=sums)
+        here.until(lambda: re.search(outside(0), group.leader.log()), "rank 0 to say where it stands")
+
+
+@pytest.mark.long
+def test_a_rank_that_is_away_between_two_calls_of_the_step_is_named_by_rank_0(tmp_path: Path) -> None:
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        back = tmp_path / "back"
+        pauses = {1: ("--pause", f"{KILLED_AT}:{back}")}
+        group = start_ranks(here, "group-0", RANKS, ("--steps", str(STEPS)), own=pauses)
+        for worker in group.ranks:
+            here.until(lambda worker=worker: re.search(outside(1), worker.log()), "rank 1 to be named")
+        back.touch()
+        here.until_finished(*group.ranks)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.storm), 1])
 def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import socket
 import struct
 import threading
@@ -39,7 +40,7 @@ from jaxft_protocol.replica.state import (
 from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
-from jaxft._ranks import _ending, _leader, _link
+from jaxft._ranks import _ending, _leader, _link, _outside
 from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
@@ -222,6 +223,73 @@ def test_a_wait_for_a_rank_that_writes_is_logged(
         patience.until(lambda: "s for rank 1 to write" in caplog.text, "the wait to be logged")
         pair.follower.save_ends(1, "")
         assert waiting.result() == []
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long is said soon. For the pair, ask for this fixture before it."""
+    monkeypatch.setattr(_link, "BEAT_S", 0.01)
+    monkeypatch.setattr(_outside, "FIRST_MENTION_S", 0.05)
+
+
+def test_a_rank_that_is_outside_of_the_step_while_rank_0_waits_is_named_with_where_it_stands(
+    soon: None, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.leader.decide("go on", True)
+    patience.until(lambda: "[jaxft a] rank 1 has been outside" in caplog.text, "rank 1 to be named")
+    patience.until(lambda: len(said(caplog)) >= 2, "both ranks to say so")
+    for text in said(caplog)[:2]:
+        assert re.search(
+            r"rank 1 has been outside of the step for \d+ s, and rank 0 has waited for it in the step for \d+ s. "
+            r"Its program stands at .+:\d+ in .+, called from .+:\d+ in .+. If that is a computation of all ranks",
+            text,
+        )
+    with pair.follower.in_step(True):
+        seen = len(said(caplog))
+        assert pair.follower.decide("go on", True)
+        pair.leader.decide("go on", True)  # is not taken, but this rank is in the step
+        beats_pass(pair)
+        assert len(said(caplog)) <= seen + 1  # one may have been under way
+        assert pair.follower.decide("go on", True)
+
+
+def test_rank_0_says_where_it_stands_while_another_rank_waits_for_it_in_the_step(
+    soon: None, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pair.follower.wait, 0)
+        patience.until(lambda: said(caplog), "rank 0 to say so")
+        text = said(caplog)[0]
+        assert text.startswith("[jaxft a] rank 0 has been outside of the step for ")
+        assert ", and rank 1 has waited for it in the step for 0 s. Its program stands at " in text
+        pair.leader.direct(TakeDigest(Step(4)))
+        assert waiting.result()[1] == TakeDigest(Step(4))
+
+
+def test_a_rank_says_nothing_while_both_are_in_the_step_or_rank_0_has_left(
+    soon: None, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ThreadPoolExecutor(1) as pool, pair.leader.in_step(True):
+        waiting = pool.submit(pair.follower.wait, 0)
+        beats_pass(pair)
+        pair.leader.direct(TakeDigest(Step(4)))
+        waiting.result()
+    pair.leader.left()
+    patience.until(lambda: pair.follower._core.orders, "the order")
+    beats_pass(pair)
+    assert not said(caplog)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if "outside of the step" in one.getMessage()]
+
+
+def beats_pass(pair: Pair) -> None:
+    """Twenty of the follower's, which are many times the shortest wait that is said."""
+    seen: list[object] = []
+    hear = pair.leader._look_outside
+    pair.leader._look_outside = lambda *beat: (seen.append(beat), hear(*beat))[1]
+    patience.until(lambda: len(seen) >= 20, "beats")
 
 
 def test_a_rank_that_ends_before_it_has_written_ends_the_save(pair: Pair) -> None:

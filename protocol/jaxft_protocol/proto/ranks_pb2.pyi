@@ -200,12 +200,16 @@ class PinState(_message.Message):
     def __init__(self, heal_id: _Optional[int] = ..., step: _Optional[int] = ..., log_only: bool = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("progress", "drains")
+    __slots__ = ("progress", "drains", "waits_s", "away")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     DRAINS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_S_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
     progress: int
     drains: bool
-    def __init__(self, progress: _Optional[int] = ..., drains: bool = ...) -> None: ...
+    waits_s: float
+    away: str
+    def __init__(self, progress: _Optional[int] = ..., drains: bool = ..., waits_s: _Optional[float] = ..., away: _Optional[str] = ...) -> None: ...
 
 class GroupEnds(_message.Message):
     __slots__ = ("error",)

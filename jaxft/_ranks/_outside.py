@@ -1,0 +1,78 @@
+"""A rank's program outside of the step, while another rank of its group waits for it there.
+
+It may take any amount of time: an evaluation, a first compilation. But the other rank, and with it the group, stands
+still, and its own log can only say that it waits. So the rank that is outside says where it stands.
+"""
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+
+import jax
+
+# Say it after this, and again each time the wait has doubled.
+FIRST_MENTION_S = 5.0
+# So many callers outside of JAX are named.
+_CALLERS = 4
+_JAX = os.path.dirname(jax.__file__)
+
+
+class Outside:
+    """Whether the training thread is outside of the step, since when, and where it stands."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._since_s: float | None = time.monotonic()
+        self._mention_s = FIRST_MENTION_S
+
+    @contextlib.contextmanager
+    def in_step(self, now: bool) -> Iterator[None]:
+        """For the training thread, which is in the step within the context, or outside of it."""
+        self._thread = threading.get_ident()
+        before, self._since_s = self._since_s, None if now else time.monotonic()
+        try:
+            yield
+        finally:
+            # Also after a short time in the step, it has only now left it.
+            self._since_s = None if before is None else time.monotonic()
+
+    def to_say(self, other: str, awaited_s: float) -> str:
+        """Return a new text if the rank `other` has waited for long, or twice as long as when this was said last."""
+        since_s = self._since_s
+        if since_s is None or awaited_s < FIRST_MENTION_S:
+            self._mention_s = FIRST_MENTION_S
+            return ""
+        if awaited_s < self._mention_s:
+            return ""
+        self._mention_s = 2 * awaited_s
+        return (
+            f"has been outside of the step for {time.monotonic() - since_s:.0f} s, and {other} has waited for it in "
+            f"the step for {awaited_s:.0f} s. Its program stands at {self._stands_at()}. If that is a computation of "
+            "all ranks, it cannot end: every rank must run the same number of steps."
+        )
+
+    def _stands_at(self) -> str:
+        frame = sys._current_frames().get(self._thread)
+        if frame is None:
+            return "its end"
+        *callers, innermost = traceback.extract_stack(frame)
+        own = [one for one in callers if not one.filename.startswith(_JAX)]
+        frames = [innermost, *reversed(own[-_CALLERS:])]
+        return ", called from ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
+
+
+class Awaited:
+    """How long something has been waited for, for one that asks from time to time."""
+
+    def __init__(self) -> None:
+        self._since_s = math.inf
+
+    def seconds(self, is_awaited: bool) -> float:
+        now_s = time.monotonic()
+        self._since_s = min(self._since_s, now_s) if is_awaited else math.inf
+        return max(0.0, now_s - self._since_s)
