@@ -27,7 +27,7 @@ from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
 from jaxft._heal._frames import BadFrame, Damaged, Kind, Manifest, Request, Status, read_manifest
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
-from jaxft._transport._sockets import Aborted
+from jaxft._transport._sockets import SLOW_WAIT_S, Aborted
 from jaxft._transport._threads import Team
 
 _log = logging.getLogger("jaxft")
@@ -59,6 +59,7 @@ class _Donor:
         self.answers = False  # it has said what it keeps
         self.redialled = ""  # why, since the last fetch that succeeded
         self.failed = ""
+        self._told = False  # that it takes long
 
     @property
     def trouble(self) -> str:
@@ -77,6 +78,15 @@ class _Donor:
         self.redialled = str(error)
         self.close()
         _log.warning("Dials donor %s once more: %s", self.name, error)
+
+    def not_ready(self, since_s: float, said: str) -> None:
+        """It does not have what it was asked for yet. Say so once if that takes long."""
+        waited_s = time.monotonic() - since_s
+        if waited_s < SLOW_WAIT_S:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            _log.info("Still waiting for donor %s to be ready after %.0f s: %s", self.name, waited_s, said)
 
     def close(self) -> None:
         if self.connection is not None:
@@ -237,13 +247,13 @@ class Fetcher:
     ) -> None:
         connection = self._connection(donor, stripes.over)
         if types is not None:
-            said = self._check_manifest(connection, request, types, stripes.over)
+            said = self._check_manifest(donor, connection, request, types, stripes.over)
             donor.answers = True
-            stripes.serve(connection, said.stripe, live=said.live)
+            stripes.serve(connection, said.stripe, live=said.live, not_ready=donor.not_ready)
         else:
             held = self._request(Kind.HOLDS, request.step)
             ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
-            stripes.serve(connection)
+            stripes.serve(connection, not_ready=donor.not_ready)
 
     def _connection(self, donor: _Donor, abort: Abort) -> Connection:
         if donor.connection is not None and _is_readable(donor.connection):
@@ -256,11 +266,11 @@ class Fetcher:
         return donor.connection
 
     def _check_manifest(
-        self, connection: Connection, request: Request, types: list[LeafType], abort: Abort
+        self, donor: _Donor, connection: Connection, request: Request, types: list[LeafType], abort: Abort
     ) -> Manifest:
         ours = Manifest(request.step, types, WHOLE, live=True)
         limit_bytes = 2 * len(ours.encode()) + _MORE_MANIFEST_BYTES
-        patient_until_s = time.monotonic() + self._timeout_s
+        began_s = time.monotonic()
         while True:
             deadline_s = time.monotonic() + self._timeout_s
             ask(connection, self._request(Kind.MANIFEST, request.step), deadline_s, abort)
@@ -268,8 +278,9 @@ class Fetcher:
             said = text(connection, reply, limit_bytes, deadline_s, abort)
             if reply.status is not Status.NOT_YET:
                 break
-            if time.monotonic() >= patient_until_s:
+            if time.monotonic() >= began_s + self._timeout_s:
                 raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {said}")
+            donor.not_ready(began_s, said)
         if reply.status is not Status.OK:
             raise BadFrame(said)
         found = read_manifest(said)

@@ -117,20 +117,28 @@ class Stripes:
 
     # ---- the donors' threads ----
 
-    def serve(self, connection: Connection, stripe: Stripe = WHOLE, *, live: bool = True) -> None:
+    def serve(
+        self,
+        connection: Connection,
+        stripe: Stripe = WHOLE,
+        *,
+        live: bool = True,
+        not_ready: Callable[[float, str], None] = lambda since_s, said: None,
+    ) -> None:
         """Fetch spans from one donor, until every chunk has arrived from some donor.
 
         Args:
             connection: to the donor.
             stripe: what it keeps.
             live: it can be asked for the rest as well.
+            not_ready: called when it answers "not yet": since when it has done so, and why.
 
         Raises:
             ConnectionError: the donor failed. Damaged, if a chunk did not match its tag. Aborted, if the fetch ended
                 in the middle of a span.
             TimeoutError: it stalled, or kept answering "not yet".
         """
-        patient_until_s = time.monotonic() + self._timeout_s
+        since_s = time.monotonic()
         taken = _Taken(stripe, live)
         with self._changed:
             self._taken[connection.sock] = taken
@@ -140,10 +148,11 @@ class Stripes:
             while self._ask_for_some(connection, taken):
                 delay = self._fetch(connection, taken)
                 if not delay:
-                    patient_until_s = time.monotonic() + self._timeout_s
-                elif time.monotonic() >= patient_until_s:
+                    since_s = time.monotonic()
+                elif time.monotonic() >= since_s + self._timeout_s:
                     raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {delay}")
                 else:
+                    not_ready(since_s, delay)
                     self._put_back(taken)
                     self._let_others_try()
         except ConnectionError as error:

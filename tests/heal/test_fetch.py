@@ -273,6 +273,37 @@ def test_waiting_longer_than_the_timeout_of_an_idle_donor_drops_nobody(
         assert not caplog.records
 
 
+def test_each_donor_that_is_not_ready_for_long_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_server, "LONG_POLL_S", 0.02)
+    monkeypatch.setattr(_fetch, "SLOW_WAIT_S", 0.1)
+    polls: list[int] = []
+    why = {0: "heal 5 is not pinned yet", 1: "step 0 is not committed yet"}
+    with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
+        with joiner(a, b) as fetcher, caplog.at_level(logging.INFO, "jaxft"):
+
+            def told(part: int) -> list[str]:
+                texts = [one.getMessage() for one in caplog.records]
+                return sorted(text[:31] for text in texts if text.endswith(why[part]))
+
+            fetched = in_thread(lambda: fetch_state(fetcher, 0, [values((3,))]))
+            until(lambda: len(told(0)) == 2, "both to be named")
+            for one in (a, b):
+                one.store.pin(HEAL, 0)
+                one.store.means = watched(one.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
+            fetched()
+            fetched = in_thread(lambda: fetcher.means(0, specs_of([values((9,))]), cancel=Abort()))
+            until(lambda: len(told(1)) == 2, "both to be named again")
+            seen = len(polls)
+            until(lambda: len(polls) > seen + 20, "more polls")
+            for one in (a, b):
+                one.store.log(0, [values((9,))])
+            fetched()
+    for part in why:
+        assert told(part) == ["Still waiting for donor a to be", "Still waiting for donor b to be"]
+
+
 def test_means_that_never_come_fail_the_heal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "LONG_POLL_S", 0.02)
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
