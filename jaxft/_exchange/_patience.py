@@ -40,20 +40,22 @@ class Wait(NamedTuple):
 class LongWaits:
     """What a group has said about the long waits of its current exchange. All threads of the exchange share it.
 
-    Where one group computes longer than the others in every step, each exchange waits for it. That is said again once
-    it takes twice as long as in the exchange before.
+    Where one group computes longer than the others, they wait for it in every step. That is said again once it takes
+    twice as long as in the step before, of which some exchanges may have had no wait.
     """
 
     def __init__(self) -> None:
-        self._longest_s = self._before_s = (
-            0.0  # for those that compute, in this exchange and in the one before
-        )
+        self._step = 0
+        # The longest wait for those that compute, in this step and in the one before.
+        self._longest_s = self._before_s = 0.0
         self._said: set[tuple[str, bool]] = set()
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
-        """The next exchange begins. For the thread that starts the others."""
-        self._before_s, self._longest_s = self._longest_s, 0.0
+    def begin(self, step: int) -> None:
+        """The next exchange begins, of this step. For the thread that starts the others."""
+        if step != self._step:
+            self._before_s, self._longest_s = self._longest_s, 0.0
+        self._step = step
         self._said.clear()
 
     def to_say(self, waits_s: Mapping[str, float], *, compute: bool) -> list[str]:

@@ -340,7 +340,7 @@ class Attempts:
     ) -> list[np.ndarray]:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
         self._more_s = more_s
-        self._waits.begin()
+        self._waits.begin(step)
         _log.debug("exchange step %d%s", step, _stage_text(number))
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._links = self._span_links(call, number, quorum, abort)

@@ -455,7 +455,7 @@ def test_a_peer_that_computes_long_is_said_once_and_again_if_it_takes_twice_as_l
             run_exchange(links[1], held[1], step=step)
             return computed_s
 
-        waits.begin()
+        waits.begin(step)
         limit = Patience(0.01, counts=counts, waits=waits)
         task = Task(LAYOUT, step, held[0], result_regions(LAYOUT))
         _, computed_s = together([lambda: exchange_into(links[0], task, 2, limit), computes_first])
@@ -463,6 +463,7 @@ def test_a_peer_that_computes_long_is_said_once_and_again_if_it_takes_twice_as_l
 
     with mesh([[0], [1]]) as links, caplog.at_level(logging.INFO, logger="jaxft"):
         exchange(1, 1.0)
+        waits.begin(1)  # another exchange of that step has no wait
         took_s = exchange(2, 0.1)  # the machine would have to stand still for two seconds
         (record,) = caplog.records
         assert record.levelno == logging.INFO
