@@ -8,6 +8,7 @@ from tests.clusters import cluster, digest_alone
 from tests.processes.test_kill_phases import (
     GATE,
     KILLED_AT,
+    LAST_GATE,
     STEPS,
     assert_no_step_lost,
     assert_same_run,
@@ -34,11 +35,15 @@ def test_a_kill_in_rows_and_columns_changes_nothing(victim: str, tmp_path: Path)
         others = ("--die", "never")  # for the debug log
         workers = here.start_together(GROUPS, lambda group: (*flags, *(die if group == victim else others)))
         here.until_dead(workers[victim])
-        back = here.start(victim, *flags)
+        back = here.start(victim, *flags, *others)
         here.until(lambda: back.says("heals to step"), f"{victim} to heal")
         first.touch()
         survivors = [worker for group, worker in workers.items() if group != victim]
-        here.until(lambda: any(event["shards"] for event in back.steps()), f"{victim} to contribute")
+        # It enters before the step that the last gate holds, or after it.
+        here.until(
+            lambda: any(event["shards"] for event in back.steps()) or back.says(f"wait step {LAST_GATE}"),
+            f"{victim} to contribute, or to stand by",
+        )
         last.touch()
         here.until_finished(back, *survivors)
         assert_same_run([back, *survivors], undisturbed)
