@@ -9,10 +9,11 @@ from typing import Protocol
 from jaxft._launch._events import EventFile, FinishedEvent, StepEvent, orders_beside, steps_beside
 from jaxft._launch._fate import Fate
 from jaxft._launch._processes import KILLED, Child, Processes
+from jaxft._launch._python_command import python_command
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._record import Fault, History, Kill, RunRecord
 from jaxft._launch._statuses import AGAIN
-from jaxft._launch._warm import Warm, python_words
+from jaxft._launch._warm import Warm
 
 
 class Doors(Protocol):
@@ -244,7 +245,8 @@ class Job:
 
     def _warm_for(self, member: Member, command: Sequence[str]) -> Warm | None:
         """Return the warm process of a group, which a restart does not wait for; None for other programs."""
-        if python_words(command) is None:
+        python = python_command(command)
+        if python is None:
             return None
         if member.name not in self._warm:
             for group in self.groups:  # all at once: the first start of each waits for its own
@@ -252,6 +254,7 @@ class Job:
                     f"{self.name}.{group}.warm",
                     environment=member.environment(),
                     preload=self.program.preload,
+                    options=python.options,
                 )
         warm = self._warm[member.name]
         if not self._incarnations[member.name]:

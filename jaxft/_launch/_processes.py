@@ -13,7 +13,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
-from jaxft._launch._warm import Fork, Warm, python_words, warm_command, with_statuses
+from jaxft._launch._python_command import python_command, runs_python
+from jaxft._launch._warm import Fork, Warm, warm_command, with_statuses
 
 DIE_WITH_PARENT = Path(__file__).with_name("_die_with_parent.py")
 
@@ -39,7 +40,7 @@ class Child:
 
     `log_start_bytes`: where its output begins in its log, which may have that of earlier launches before it.
     `foreign`: the kernel has refused a signal to it, since it runs as another user (`sudo`). It ends by itself.
-    `python`: whether it is a Python program, and no shell around one.
+    `python`: whether its command is that of a Python program. A shell, or `env`, may become one later.
     """
 
     name: str
@@ -89,7 +90,8 @@ class Child:
 
         Of a Python program not to what it has started: it may need the workers of its loader to finish its step.
         """
-        self._signal(signal.SIGTERM, also_rest=not self.python)
+        found = runs_python(self.pid)
+        self._signal(signal.SIGTERM, also_rest=not (self.python if found is None else found))
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has ended."""
@@ -240,14 +242,28 @@ class Processes:
         start_bytes = _size_bytes(log)
         cold = command if warm is None else with_statuses(command)
         process = self._forked(warm, command, log, whole) or self._started(cold, log, whole)
-        child = Child(name, log, process, pipe, start_bytes, python=python_words(command) is not None)
+        child = Child(name, log, process, pipe, start_bytes, python=python_command(command) is not None)
         self._children.append(child)
         return child
 
-    def start_warm(self, name: str, *, environment: Mapping[str, str], preload: Sequence[str] = ()) -> Warm:
-        """Start a warm process for commands with this environment; `preload`: further modules that it imports."""
+    def start_warm(
+        self,
+        name: str,
+        *,
+        environment: Mapping[str, str],
+        preload: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> Warm:
+        """Start a warm process.
+
+        Args:
+            name: the name of the process and its log.
+            environment: additional environment variables, as those of the commands that it is for.
+            preload: further modules that it imports.
+            options: Python's, as those of the commands that it is for.
+        """
         ours, theirs = socket.socketpair()
-        command = warm_command(theirs.fileno(), preload)
+        command = warm_command(theirs.fileno(), preload, options)
         log = self.folder / f"{name}.log"
         whole = {**os.environ, **self._own, **environment}
         start_bytes = _size_bytes(log)
@@ -260,11 +276,11 @@ class Processes:
     def _forked(
         self, warm: Warm | None, command: Sequence[str], log: Path, environment: Mapping[str, str]
     ) -> Fork | None:
-        words = python_words(command)
-        if warm is None or words is None or not warm.ready:
+        python = python_command(command)
+        if warm is None or python is None or not warm.ready:
             return None
         log.touch()
-        return warm.fork(words, log=log, environment=environment)
+        return warm.fork(python.words, log=log, environment=environment)
 
     def _started(
         self,

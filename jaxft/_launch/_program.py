@@ -38,11 +38,11 @@ def _run(words: Sequence[str]) -> None:
     try:
         if words[0] == "-m":
             sys.argv = list(words[1:])
-            sys.path[0] = os.getcwd()
+            _lead_path(os.getcwd())
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(words)
-            sys.path[0] = str(Path(words[0]).resolve().parent)
+            _lead_path(str(Path(words[0]).resolve().parent))
             runpy.run_path(words[0], run_name="__main__")
     except JobFinished as error:
         _write(f"jaxft: {error}\n")  # it is no failure: no traceback, as in a program without a launcher
@@ -50,6 +50,12 @@ def _run(words: Sequence[str]) -> None:
     except JaxftError as error:
         _write(traceback.format_exc())
         raise SystemExit(status_of(error)) from error
+
+
+def _lead_path(folder: str) -> None:
+    """Have the folder of the program in the place of this module's, unless `-P` says that there is none."""
+    if not sys.flags.safe_path:
+        sys.path[0] = folder
 
 
 def _say(error: BaseException) -> None:

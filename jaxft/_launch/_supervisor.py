@@ -24,10 +24,11 @@ from jaxft._launch._ladder import Ladder
 from jaxft._launch._life import Life, fill
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
+from jaxft._launch._python_command import python_command
 from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import GiveUp, Past, after
 from jaxft._launch._statuses import AGAIN, ERROR, REFUSED, Ending, ending_of
-from jaxft._launch._warm import Warm, python_words
+from jaxft._launch._warm import Warm
 
 # How often the phases of the processes are compared with their deadlines.
 SUPERVISE_EVERY_S = 0.5
@@ -104,7 +105,8 @@ class Supervisor:
         self.late = False
         self.drained = False  # it alone was asked to leave, and not all groups of this launcher
         first = fill(command, member, rank=0, folder=processes.folder)
-        self._uses_warm = rules.warm and python_words(first) is not None
+        # For all lives of it.
+        self._python = python_command(first) if rules.warm else None
         self._warm: Warm | None = None
         self._told_cold = False
         self._told_imports: Warm | None = None
@@ -219,7 +221,7 @@ class Supervisor:
 
     def _may_start(self) -> bool:
         """Whether there is no warm process to wait for."""
-        if not self._uses_warm:
+        if self._python is None:
             return True
         if self._warm is None or (self._warm.problem and self._warm.was_ready):
             if self._warm is not None:
@@ -229,6 +231,7 @@ class Supervisor:
                 f"{self.member.name}.warm",
                 environment=self.member.environment(),
                 preload=self._rules.preload,
+                options=self._python.options,
             )
         if self._warm.problem and not self._told_cold:
             self._told_cold = True

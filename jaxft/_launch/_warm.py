@@ -7,7 +7,6 @@ its forks end with it.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,40 +16,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxft._launch._python_command import python_command
+
 # A fork takes milliseconds; the machine may be busy.
 FORK_TIMEOUT_S = 20.0
 IMPORT_TIMEOUT_S = 300.0
 
 
-def python_words(command: Sequence[str]) -> list[str] | None:
-    """Return the arguments of Python in a command that a warm process can run, or None.
-
-    It can run a script or a module (-m) in the interpreter of this process.
-    """
-    program = shutil.which(command[0])
-    if program is None or not sys.executable or not _is_ours(Path(program)):
-        return None
-    words = list(command[1:])
-    if len(words) >= 2 and words[0] == "-m":
-        return words
-    return words if words and not words[0].startswith("-") and Path(words[0]).is_file() else None
-
-
-def _is_ours(program: Path) -> bool:
-    """Whether it is this interpreter with the same packages: python and python3 of one environment are the same."""
-    ours = Path(sys.executable)
-    return program.parent.resolve() == ours.parent.resolve() and program.samefile(ours)
-
-
 def with_statuses(command: Sequence[str]) -> list[str]:
     """Return the command so that errors of the library get their own exit statuses, if it is a Python program."""
-    words = python_words(command)
-    return list(command) if words is None else [sys.executable, "-m", "jaxft._launch._program", *words]
+    python = python_command(command)
+    return list(command) if python is None else python.through("jaxft._launch._program")
 
 
-def warm_command(descriptor: int, preload: Sequence[str]) -> list[str]:
+def warm_command(descriptor: int, preload: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """Return the command of a warm process that is asked through a socket."""
-    return [sys.executable, "-m", "jaxft._launch._warm_process", str(descriptor), *preload]
+    return [sys.executable, *options, "-m", "jaxft._launch._warm_process", str(descriptor), *preload]
 
 
 class Fork:

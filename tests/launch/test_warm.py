@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from jaxft_protocol.credentials import job_key, read_secret
@@ -15,7 +14,7 @@ from jaxft_protocol.credentials import job_key, read_secret
 from jaxft._launch._life import Life
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
-from jaxft._launch._warm import Fork, Warm, python_words, with_statuses
+from jaxft._launch._warm import Fork, Warm, with_statuses
 from tests import patience
 from tests.clusters import cluster
 
@@ -45,6 +44,8 @@ match sys.argv[1:]:
         own = os.getpgrp() == os.getpid()
         print(__name__, sys.argv[0], sys.path[0], os.environ["WHAT"], own, jax.devices()[0].platform)
         print(jax.config.read("jax_cuda_visible_devices"))
+    case ["flags"]:
+        print(sys.flags, sys.warnoptions, sys.path[:2], sys.stdout.write_through)
     case ["draw"]:
         import random, numpy
         print(random.random(), numpy.random.random())
@@ -140,6 +141,30 @@ def test_a_program_without_a_warm_process_ends_with_the_same_status(
     assert ended(child) == 75
 
 
+@pytest.mark.parametrize("options", [("-O",), ("-u", "-W", "ignore"), ("-P",)])
+@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_program_has_the_options_of_its_command(
+    cold: bool, options: tuple[str, ...], tmp_path: Path, program: Path
+) -> None:
+    """And the statuses: with an option, too, errors of the library differ from those of the program."""
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        started = {"environment": {"JAX_PLATFORMS": "cpu", "WHAT": "its own"}}
+        warm = None if cold else processes.start_warm("warm", options=options, **started)
+        assert cold or (warm is not None and warm.until_ready())
+
+        def run(name: str, *words: str) -> Child:
+            command = [sys.executable, *options, str(program), *words]
+            return processes.start(name, with_statuses(command) if cold else command, warm=warm, **started)
+
+        child = run("shows", "flags")
+        assert child.warm is not cold
+        assert ended(child) == 0, child.log.read_text()
+        flags = [sys.executable, *options, str(program), "flags"]
+        alone = subprocess.run(flags, capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert child.log.read_text() == alone.stdout
+        assert ended(run("raises", "raise", "JoinRefused")) == 78
+
+
 def test_a_fork_is_like_a_process_that_python_started(
     processes: Processes, warm: Warm, program: Path
 ) -> None:
@@ -191,7 +216,39 @@ def test_sigterm_leaves_the_workers_of_a_program_to_it(
     cold: bool, processes: Processes, warm: Warm, program: Path
 ) -> None:
     """A loader of torch raises an exception if its worker is killed, and the program could not finish its step."""
-    child = run(processes, None if cold else warm, program, "work")
+    assert_drains(run(processes, None if cold else warm, program, "work"))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        (sys.executable, "-u", "-X", "dev"),
+        ("env", "A=b", sys.executable),
+        ("sh", "-c", 'exec "$0" "$@"', sys.executable),
+    ],
+    ids=["options", "env", "exec"],
+)
+def test_so_it_does_however_the_program_is_started(
+    start: tuple[str, ...], processes: Processes, program: Path
+) -> None:
+    command = [*start, str(program), "work"]
+    name = f"started.{len(processes._children)}"
+    assert_drains(processes.start(name, command, environment={"JAX_PLATFORMS": "cpu"}))
+
+
+def test_in_a_shell_that_stays_sigterm_reaches_the_program(processes: Processes) -> None:
+    script = "trap 'echo told' TERM; sleep 600 & echo up; wait $!; wait $!; echo $?"
+    child = processes.start("shell", ["sh", "-c", script])
+    patience.until(lambda: "up" in child.log.read_text(), "the shell")
+    child.terminate()
+    assert ended(child) == 0
+    *said, status = child.log.read_text().splitlines()
+    assert {"up", "told"} <= set(said)
+    assert status == "143", "its program has got the signal as well"
+
+
+def assert_drains(child: Child) -> None:
+    """Send SIGTERM to a program with a worker: the program gets it, and its worker does not."""
     patience.until(lambda: "up" in child.log.read_text(), "the worker")
     child.terminate()
     assert ended(child) == 0
@@ -285,35 +342,6 @@ def test_a_process_that_a_preloaded_module_has_started_may_end(tmp_path: Path, p
         patience.until(lambda: not exists(other), "the end of the module's process")
         assert ended(run(processes, warm, program, "exit", "3")) == 3
         assert child.exit_code() is None, (processes.folder / "warm.log").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "python"),
-    [
-        ([sys.executable, __file__, "x"], [__file__, "x"]),
-        ([sys.executable, "-m", "a.b", "x"], ["-m", "a.b", "x"]),
-        ([sys.executable, "-c", "pass"], None),
-        ([sys.executable, "-X", "dev", __file__], None),
-        ([sys.executable, "no such file.py"], None),
-        ([sys.executable], None),
-        (["sh", __file__], None),
-        (
-            [f"{sys.executable}3" if Path(f"{sys.executable}3").exists() else sys.executable, __file__],
-            [__file__],
-        ),
-        (["/usr/bin/env", "python", __file__], None),
-    ],
-)
-def test_which_commands_can_be_forked(words: list[str], python: Any) -> None:
-    assert python_words(words) == python
-
-
-def test_an_environment_behind_a_link_is_the_same(tmp_path: Path) -> None:
-    interpreter = Path(sys.executable)
-    (tmp_path / "link").symlink_to(interpreter.parent.parent)
-    linked = tmp_path / "link" / interpreter.parent.name / interpreter.name
-    assert python_words([str(linked), __file__]) == [__file__]
-    assert python_words([str(interpreter.resolve()), __file__]) is None  # without our packages
 
 
 def test_a_fork_that_runs_can_be_waited_for_with_a_limit(
