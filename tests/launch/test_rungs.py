@@ -136,7 +136,7 @@ def test_a_group_alone_in_its_launcher_climbs_once_others_take_part(folder: Path
     """It is one of a larger job, as under Slurm: only it knows whether others hold the job's state."""
     working.write_text("0")
     lone = ("--group", "3", "--devices", "0,1", "--rungs", "2,1", *probed(working, "0.5"))
-    waits = "members:2 steps:1 phase:exchange:1 gate:joined"  # for those who were there in the last step
+    waits = "members:2 phase:exchange:1 gate:joined"  # for those who were there in the last step
     lives = (f"drains:9 members:1 steps:1 {waits} steps:3 mute", "gate:end exit:0")
     with fakes(folder, *lone, lives=lives) as running:
         assert running.until("group_started")["devices"] == [0]
