@@ -141,10 +141,18 @@ def test_a_program_without_a_warm_process_ends_with_the_same_status(
     assert ended(child) == 75
 
 
-@pytest.mark.parametrize("options", [("-O",), ("-u", "-W", "ignore"), ("-P",)])
-@pytest.mark.parametrize("cold", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("options", "cold"),
+    [
+        (("-u", "-W", "ignore"), False),
+        pytest.param(("-u", "-W", "ignore"), True, marks=pytest.mark.long),
+        pytest.param(("-O",), False, marks=pytest.mark.long),
+        pytest.param(("-P",), False, marks=pytest.mark.long),
+        pytest.param(("-P",), True, marks=pytest.mark.long),
+    ],
+)
 def test_a_program_has_the_options_of_its_command(
-    cold: bool, options: tuple[str, ...], tmp_path: Path, program: Path
+    options: tuple[str, ...], cold: bool, tmp_path: Path, program: Path
 ) -> None:
     """And the statuses: with an option, too, errors of the library differ from those of the program."""
     with Processes(tmp_path, cwd=tmp_path) as processes:
