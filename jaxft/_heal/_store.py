@@ -41,10 +41,15 @@ LOG_LIMIT_MIN_STEPS = 8
 
 # What joiners cost ahead of need may take this part of the available host memory, if all processes of a group are
 # on one host: copies of a state on accelerators, and memory for results.
-HOST_PART = 0.5
+_HOST_PART = 0.5
 
 # How many ended heals are remembered, so that their joiners get an answer at once.
 _REMEMBERED_HEALS = 256
+
+
+def host_part() -> float:
+    """Which part of the available host memory this process may take ahead of need."""
+    return _HOST_PART / jax.process_count()
 
 
 class Gone(LookupError):
@@ -344,7 +349,7 @@ class StateStore:
         pinned_bytes = max(0, sum(one.pinned_bytes for one in copied) - self._pool_bytes)
         more_bytes = pinned_bytes + sum(one.missing_bytes for one in copied)
         # After those: what is taken meanwhile is counted twice, and not nowhere.
-        part, free_bytes = HOST_PART / jax.process_count(), available_bytes()
+        part, free_bytes = host_part(), available_bytes()
         if free_bytes is None or more_bytes <= part * free_bytes or not (pinned_bytes or new.missing_bytes):
             return ""
         return (

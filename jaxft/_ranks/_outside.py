@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import jax
 
-# Say it after this, and again each time the wait has doubled.
-FIRST_MENTION_S = 5.0
+from jaxft._transport._sockets import SLOW_WAIT_S
+
 # So many callers outside of JAX are named.
 _CALLERS = 4
 _JAX = os.path.dirname(jax.__file__)
@@ -28,7 +28,7 @@ class Outside:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._since_s: float | None = time.monotonic()
-        self._mention_s = FIRST_MENTION_S
+        self._mention_s = SLOW_WAIT_S
 
     @contextlib.contextmanager
     def in_step(self, now: bool) -> Iterator[None]:
@@ -42,10 +42,10 @@ class Outside:
             self._since_s = None if before is None else time.monotonic()
 
     def to_say(self, other: str, awaited_s: float) -> str:
-        """Return a new text if the rank `other` has waited for long, or twice as long as when this was said last."""
+        """Return a new text if the rank `other` has waited for long, or twice as long as when one was said last."""
         since_s = self._since_s
-        if since_s is None or awaited_s < FIRST_MENTION_S:
-            self._mention_s = FIRST_MENTION_S
+        if since_s is None or awaited_s < SLOW_WAIT_S:
+            self._mention_s = SLOW_WAIT_S
             return ""
         if awaited_s < self._mention_s:
             return ""

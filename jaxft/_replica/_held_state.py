@@ -15,7 +15,7 @@ from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_step
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
 from jaxft._errors import ConfigurationError
-from jaxft._heal._store import HOST_PART, StateStore
+from jaxft._heal._store import StateStore, host_part
 from jaxft._host_memory import available_bytes
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
@@ -221,7 +221,7 @@ class HeldState:
 
 def _has_room(size_bytes: int) -> bool:
     free_bytes = available_bytes()
-    return free_bytes is None or size_bytes <= HOST_PART / jax.process_count() * free_bytes
+    return free_bytes is None or size_bytes <= host_part() * free_bytes
 
 
 def _touch(sizes_bytes: Sequence[int]) -> None:

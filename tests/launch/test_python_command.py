@@ -1,6 +1,7 @@
 """Which commands the launcher takes for those of Python programs."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,9 +44,11 @@ def test_other_programs_are_none(program: str) -> None:
     assert python_command([program, __file__]) is None
 
 
-def test_another_name_of_the_interpreter_in_its_environment_is_the_same() -> None:
-    if Path(f"{sys.executable}3").exists():
-        assert python_command([f"{sys.executable}3", __file__]) == PythonCommand((), (__file__,))
+def test_all_names_of_the_interpreter_in_its_environment_are_the_same() -> None:
+    names = [path for path in Path(sys.executable).parent.glob("python*") if path.samefile(sys.executable)]
+    assert len(names) > 1
+    for name in names:
+        assert python_command([str(name), __file__]) == PythonCommand((), (__file__,))
 
 
 def test_an_environment_behind_a_link_is_the_same(tmp_path: Path) -> None:
@@ -57,6 +60,7 @@ def test_an_environment_behind_a_link_is_the_same(tmp_path: Path) -> None:
 
 
 def test_a_process_shows_what_it_runs() -> None:
-    assert runs_python(os.getpid())
-    assert runs_python(1) in (True, False, None)
-    assert runs_python(0) is None
+    assert runs_python(os.getpid()) is True
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:  # it ends with its input
+        assert runs_python(other.pid) is False
+    assert runs_python(other.pid) is None, "it has ended"

@@ -229,7 +229,7 @@ def test_a_wait_for_a_rank_that_writes_is_logged(
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes long is said soon. For the pair, ask for this fixture before it."""
     monkeypatch.setattr(_link, "BEAT_S", 0.01)
-    monkeypatch.setattr(_outside, "FIRST_MENTION_S", 0.05)
+    monkeypatch.setattr(_outside, "SLOW_WAIT_S", 0.05)
 
 
 def test_a_rank_that_is_outside_of_the_step_while_rank_0_waits_is_named_with_where_it_stands(
