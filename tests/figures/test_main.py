@@ -48,3 +48,12 @@ def test_all_takes_no_options_of_one(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         command.main(["all", "--size", "5"])
     assert "`all` takes no options: --size 5" in capsys.readouterr().err
+
+
+def test_help_is_that_of_the_benchmark_that_is_named(capsys: pytest.CaptureFixture[str]):
+    for arguments, shown in ((["--help"], "which figure"), (["exchange", "--help"], "--size INT")):
+        with pytest.raises(SystemExit) as end:
+            command.main(arguments)
+        said = capsys.readouterr().out
+        assert end.value.code == 0
+        assert shown in said
