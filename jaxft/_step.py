@@ -394,7 +394,9 @@ class Step:
         """Whether the last call has consumed `state`, and was interrupted on its way out, as by Ctrl-C."""
         if self._returned:
             return False
-        return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        leaves = jax.tree.leaves(state)
+        refuse_tracers(leaves)
+        return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
     @property
     def _engine(self) -> Engine:

@@ -23,8 +23,7 @@ def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
     try:
         if True not in [leaf.is_deleted() for leaf in leaves]:
             return list(leaves)
-    except AttributeError:
-        # numpy arrays and numbers; tracers too
+    except (AttributeError, TypeError):  # numpy arrays and numbers; tracers
         refuse_tracers(leaves)
         leaves = [_as_array(leaf) for leaf in leaves]
         if not any(leaf.is_deleted() for leaf in leaves):

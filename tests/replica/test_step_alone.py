@@ -338,6 +338,36 @@ def test_inside_other_transformations(transform: Any) -> None:
         transform(lambda batch: step(state, batch))(numpy_batch(0))
 
 
+@pytest.mark.parametrize(
+    "transform", [jax.jit, jax.vmap, lambda f: jax.grad(lambda state: f(state)[1]["loss"])]
+)
+@pytest.mark.parametrize("before", ["join", "a call", "a call that raised"])
+def test_inside_other_transformations_once_it_has_joined(transform: Any, before: str) -> None:
+    unreadable: list[int] = []
+
+    def batch_for(step: int, shard: int) -> Any:
+        if step in unreadable:
+            raise OSError("no such file")
+        return numpy_batch(step)
+
+    step = jaxft.fault_tolerant(train_step, None, shards=1)
+    state = step.join(step_models.mlp_params(), batch_for)
+    if before != "join":
+        state, _ = step(state, batch_for)
+    held = step.step
+    if before == "a call that raised":
+        unreadable.append(held)
+        with pytest.raises(OSError, match="no such file"):
+            step(state, batch_for)
+        unreadable.clear()
+    # vmap divides the first dimension, so each leaf gets one more.
+    given = jax.tree.map(lambda leaf: leaf[None], state) if transform is jax.vmap else state
+    with pytest.raises(ConfigurationError, match=r"called on tracers.*Call it from plain Python"):
+        transform(lambda state: step(state, batch_for))(given)
+    assert step.step == held
+    step(state, batch_for)  # nothing has been consumed
+
+
 def test_not_arrays() -> None:
     step = jaxft.fault_tolerant(train_step, None)
     with pytest.raises(ConfigurationError, match=r"leaf \['x'\] of the batch is 'text', a str"):
