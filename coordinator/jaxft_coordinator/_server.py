@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from jaxft_protocol import wire
+from jaxft_protocol import ports, wire
 from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
@@ -198,11 +198,17 @@ class Server(pb_grpc.CoordinatorServicer):
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         _services.add_reflection(SERVICE, server)
         try:
+            ports.check(self._bind)
             self.port = self._add_port(server)
+        except (OSError, ValueError) as error:
+            said = (error.strerror if isinstance(error, OSError) else None) or error
+            raise OSError(
+                f"cannot listen on {self._bind!r}: {said}. For --bind, {ports.advice(error)}."
+            ) from error
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on {self._bind!r}: the port is in use, or the address does not belong to this "
-                "machine. Stop the other process, or choose another --bind."
+                f"cannot listen on {self._bind!r}: gRPC does not take it. For --bind, name an address and a port "
+                "that nothing else uses, such as localhost:29510, or [::]:29510 for all addresses."
             ) from error
         await server.start()
         self._server = server

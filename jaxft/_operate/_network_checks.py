@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 import grpc
+from jaxft_protocol.ports import host_and_port
 
 from jaxft._errors import JaxftError
 from jaxft._operate._certificates import served, served_by
 from jaxft._operate._clock import ClockDifference, clock_difference
 from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
-from jaxft._operate._ports import held_here, host_and_port
+from jaxft._operate._ports import held_here
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import DIRECT
 from jaxft._replica._endpoints import endpoints_at

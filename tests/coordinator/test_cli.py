@@ -237,7 +237,10 @@ def test_a_port_in_use_is_a_message_and_status_1():
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
         done = patience.run([*COMMAND, "--bind", bind], capture_output=True, text=True, limit_s=PATIENCE_S)
     assert done.returncode == 1
-    assert f"jaxft-coordinator: cannot listen on '{bind}': the port is in use" in done.stderr
+    assert (
+        f"jaxft-coordinator: cannot listen on '{bind}': Address already in use, at 127.0.0.1 port"
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
 
 

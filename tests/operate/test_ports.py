@@ -5,9 +5,10 @@ import socket
 from unittest import mock
 
 import pytest
+from jaxft_protocol.ports import host_and_port
 
 from jaxft._operate import _ports
-from jaxft._operate._ports import held_here, host_and_port, ports
+from jaxft._operate._ports import held_here, ports
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::]", "0.0.0.0"])
@@ -38,7 +39,7 @@ def test_the_port_of_another_machine_is_not_held_here() -> None:
 
 def test_a_port_that_only_root_may_have() -> None:
     forbidden = PermissionError(errno.EACCES, "Permission denied")
-    with mock.patch.object(_ports, "bind", side_effect=forbidden):
+    with mock.patch.object(_ports, "check", side_effect=forbidden):
         (found,) = ports("localhost:443")
     assert (found.level, "1024" in found.advice) == ("fail", True)
 
@@ -56,4 +57,4 @@ def test_all_addresses_of_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch
         (taken,) = ports(f"[::]:{port}")
     (free,) = ports(f"[::]:{port}")
     assert ("Address already in use" in taken.text, free.level) == (True, "ok")
-    assert f"('0.0.0.0', {port})" in taken.text
+    assert f"at 0.0.0.0 port {port}" in taken.text
