@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(300)]
 WARM_UPS = 6  # what is kept for reuse is taken in these
 JOINS = 12
 WIDTH = 50_000  # gradients of 3.6 MB, and a state of three times as much
-GROWN_MIB = 12  # less than two states, or four steps' means, that nobody frees
+GROWN_MIB = 12  # less than two states, or four steps' means, that are never freed
 MORE_HANDLES = JOINS // 2  # XLA and gRPC start a thread late now and then
 
 
