@@ -409,8 +409,16 @@ class Jobs:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tick_forever(self) -> None:
+        ticked_s = time.monotonic()
         while True:
             await asyncio.sleep(self._tick_s)
+            before_s, ticked_s = ticked_s, time.monotonic()
+            if ticked_s - before_s > self._options.heartbeat_timeout_s / 2:
+                _log.warning(
+                    "this coordinator did not run for %.1f s: its process was stopped, or its machine was suspended "
+                    "or too busy. No group is blamed for the silence; steps have waited for it",
+                    ticked_s - before_s,
+                )
             unix_s = int(time.time())
             for name, job in list(self._jobs.items()):
                 idle = job.idle_since is not None and job.restored_s is None and not job.groups

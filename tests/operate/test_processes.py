@@ -1,6 +1,8 @@
 """The HTTP port of a real coordinator, with real groups, one of which is killed."""
 
 import json
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,30 @@ def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
     # sent when it leaves.
     assert 120 <= exchanges[0].value <= 181
     assert families["jaxft_heal_bytes"].samples[0].value > 1000
+
+
+@pytest.mark.long
+def test_the_time_of_a_coordinator_that_is_stopped_is_not_productive(tmp_path: Path) -> None:
+    """The groups' votes wait for it meanwhile; its clock goes on."""
+    heartbeat_s, stopped_s = 6.0, 8.0
+    with cluster(tmp_path) as here:
+        web = port.start(here, "--heartbeat-timeout-ms", str(round(1000 * heartbeat_s)))
+        workers = here.start_together(GROUPS, lambda name: ("--steps", "1000000", "--show"))
+        here.until(lambda: (web.metric("jaxft_step", job="toy") or 0) > 20, "step 20")
+        assert here.coordinator is not None
+        before = web.job()
+        here.coordinator.send_signal(signal.SIGSTOP)
+        over_s = time.monotonic() + stopped_s
+        here.until(lambda: time.monotonic() > over_s, "the stop to have lasted")
+        here.coordinator.send_signal(signal.SIGCONT)
+        here.until(lambda: web.metric("jaxft_step", job="toy") > before["step"] + 20, "the groups to go on")
+        after = web.job()
+        steps_s = web.metric("jaxft_step_seconds_sum", job="toy")
+        assert "this coordinator did not run for" in here.coordinator_log.read_text()
+        assert not any(worker.says("evict") for worker in workers.values())
+    passed_s = after["badput_seconds"]["OTHER"] - before["badput_seconds"]["OTHER"]
+    assert passed_s > stopped_s - heartbeat_s / 2
+    assert steps_s == pytest.approx(after["goodput_seconds"], abs=heartbeat_s / 2)
 
 
 def check_events_of_groups(folder: Path) -> None:

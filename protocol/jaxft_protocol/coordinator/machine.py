@@ -93,6 +93,7 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
             cannot be encoded.
     """
     draft = Draft(job, now_s)
+    progress.note_suspension(draft)
     match event:
         case Received(session, Hello() as message):
             if session in job.sessions:
@@ -206,11 +207,10 @@ def _is_steady(job: Job) -> bool:
 def _tick(draft: Draft, heard_s: Mapping[SessionId, float]) -> None:
     job, now_s = draft.job, draft.now_s
     timeout_s = job.options.heartbeat_timeout_s
-    # If the coordinator itself was suspended, no group is to blame for the silence.
     last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
     draft.update(last_tick_s=now_s)
     if now_s - last_tick_s > timeout_s / 2:
-        draft.update(suspended_s=now_s)
+        # The coordinator itself was suspended: no group is to blame for the silence, and messages may be unread.
         return
     silent: list[Group] = []
     if now_s - job.suspended_s > timeout_s:

@@ -18,9 +18,9 @@ If no member is ahead, no member is late: all may be in a long step, or evaluati
 part counts as waiting, because it could continue alone.
 
 Patience is derived from measurements: several times the duration of recent steps, and at least two heartbeat
-timeouts. Time during which a member was away is not part of a step. The longest of many steps is ignored, so a single
-stall does not increase patience for long; two long steps are considered normal. Until this coordinator has measured a
-step, patience is very long.
+timeouts. Time during which a member was away, or the coordinator was suspended, is not part of a step. The longest of
+many steps is ignored, so a single stall does not increase patience for long; two long steps are considered normal.
+Until this coordinator has measured a step, patience is very long.
 
 If steps suddenly become many times longer, the evicted members did not hang, and their replacements are not faster.
 So patience doubles with each eviction since the last commit, until a step is committed and measured.
@@ -98,10 +98,25 @@ def slow_step_s(job: Job) -> float | None:
     return ordered[-2] if len(ordered) >= ENOUGH_STEPS else ordered[-1]
 
 
-def measure(draft: Draft) -> None:
-    """Note how long the last attempt of a committed step took, up to the last ok vote, while no member was away.
+def note_suspension(draft: Draft) -> None:
+    """Note that the coordinator was suspended, if it had no tick for half a heartbeat timeout.
 
-    The commit may have come later, because of a member that hung before its vote: this is not part of a step.
+    What the groups did meanwhile is only heard now, so that time is not part of the attempt: neither of its duration,
+    nor of the time that members wait for others.
+    """
+    job, now_s = draft.job, draft.now_s
+    if job.last_tick_s is None:
+        return
+    suspended_s = now_s - max(job.last_tick_s, job.suspended_s)
+    if suspended_s > job.options.heartbeat_timeout_s / 2:
+        draft.update(suspended_s=now_s, ballot=_later(job.ballot, suspended_s, now_s))
+
+
+def measure(draft: Draft) -> None:
+    """Note how long the last attempt of a committed step took, up to the last ok vote.
+
+    Without the time in which a member was away or the coordinator was suspended. The commit may have come later,
+    because of a member that hung before its vote: this is not part of a step.
     """
     ballot = draft.job.ballot
     took_s = max(0.0, ballot.last_voted_s - max(ballot.began_s, ballot.away_s))
@@ -235,6 +250,20 @@ def fresh_ballot(draft: Draft, retries: int = 0) -> Ballot:
     return changed(_FRESH_BALLOT, retries=retries, began_s=draft.now_s)
 
 
+def _later(ballot: Ballot, by_s: float, now_s: float) -> Ballot:
+    """Return the ballot with its times moved by `by_s`; what has happened stays in the past."""
+    return changed(
+        ballot,
+        began_s=min(now_s, ballot.began_s + by_s),
+        away_s=min(now_s, ballot.away_s + by_s),
+        ahead_s=None if ballot.ahead_s is None else min(now_s, ballot.ahead_s + by_s),
+        voted_s=None if ballot.voted_s is None else min(now_s, ballot.voted_s + by_s),
+        last_voted_s=min(now_s, ballot.last_voted_s + by_s),
+        deadline_s=None if ballot.deadline_s is None else ballot.deadline_s + by_s,
+        gather_until_s=None if ballot.gather_until_s is None else ballot.gather_until_s + by_s,
+    )
+
+
 def _judged(draft: Draft, group: Group, since_s: float, most_s: float, lacks: str) -> Late | None:
     """Judge a member for which others have waited since `since_s`; return None if it has time left."""
     job, waited_s = draft.job, draft.now_s - since_s
@@ -294,7 +323,8 @@ def _waiting_joiner_s(draft: Draft) -> float | None:
     if draft.job.frontier is None or draft.job.ballot.ok:
         return None
     ready = [group for group in _ready(draft) if not group.spare]
-    return max(draft.job.ballot.began_s, min(group.ready_s for group in ready)) if ready else None
+    job = draft.job
+    return max(job.ballot.began_s, job.suspended_s, min(group.ready_s for group in ready)) if ready else None
 
 
 def _ready(draft: Draft) -> list[Group]:
