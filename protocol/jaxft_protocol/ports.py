@@ -4,9 +4,17 @@ gRPC is content with some of them: of `localhost`, with one of two families whil
 other one, which would then get a part of the connections.
 """
 
+import contextlib
 import errno
 import socket
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
+# The address of a socket: host and port; for IPv6 flow and scope, too.
+_Where: TypeAlias = tuple[Any, ...]
+
+# How often to look for a port that is free at all addresses of a name.
+_MOST_TRIES = 16
 # An address of another machine, or of a kind that this machine does not have.
 _ELSEWHERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _ADVICE = {
@@ -23,37 +31,74 @@ def check(address: str) -> None:
         OSError: one of them is taken or forbidden, none is this machine's, or the name is unknown.
         ValueError: it is not host:port.
     """
+    for each in bound(address):
+        each.close()
+
+
+def bound(address: str) -> list[socket.socket]:
+    """Return a socket for each address of host:port, bound to it and not listening. Port 0: a free one, of them all.
+
+    Raises:
+        OSError: one of them is taken or forbidden, none is this machine's, or the name is unknown. Then none is
+            bound.
+        ValueError: it is not host:port.
+    """
     host, port = host_and_port(address)
+    host = host or "::"
     if host == "::" and not socket.has_dualstack_ipv6():
         host = "0.0.0.0"  # as a coordinator does
     # gRPC takes both for this name, whatever the machine's list of hosts says.
-    hosts = ("127.0.0.1", "::1") if host == "localhost" else (host or None,)
-    found = [
-        one
+    hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+    every = (
+        one[4]
         for each in hosts
         for one in socket.getaddrinfo(each, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    ]
-    elsewhere: list[OSError] = []
-    for family, _, _, _, where in found:
+    )
+    wanted = list(dict.fromkeys(every))
+    tries = 1
+    while True:
         try:
-            _take(family, where)
+            return _all_bound(wanted)
         except OSError as error:
-            said = OSError(error.errno, f"{error.strerror}, at {where[0]} port {where[1]}")
-            if error.errno not in _ELSEWHERE:
-                raise said from error
-            elsewhere.append(said)
-    if len(elsewhere) == len(found):
-        raise elsewhere[0]
+            # The port that is free at the first address may be taken at the second one.
+            if port or error.errno != errno.EADDRINUSE or tries == _MOST_TRIES:
+                raise
+        tries += 1
 
 
-def _take(family: int, where: tuple[object, ...]) -> None:
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
+def _all_bound(wanted: Sequence[_Where]) -> list[socket.socket]:
+    found: list[socket.socket] = []
+    elsewhere: list[OSError] = []
+    with contextlib.ExitStack() as opened:
+        for host, port, *more in wanted:
+            at = port or (found[0].getsockname()[1] if found else 0)
+            try:
+                found.append(opened.enter_context(_bound((host, at, *more))))
+            except OSError as error:
+                said = OSError(error.errno, f"{error.strerror}, at {host} port {at}")
+                if error.errno not in _ELSEWHERE:
+                    raise said from error
+                elsewhere.append(said)
+        if not found:
+            raise elsewhere[0]
+        opened.pop_all()
+    return found
+
+
+def _bound(where: _Where) -> socket.socket:
+    family = socket.AF_INET if len(where) == 2 else socket.AF_INET6
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
         # As gRPC does: connections that have ended do not hold the port, and [::] takes IPv4 too.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             both = where[0] == "::" and socket.has_dualstack_ipv6()
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
         sock.bind(where)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def advice(error: OSError | ValueError) -> str:

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.stores import Opened
-from jaxft_protocol import credentials
+from jaxft_protocol import credentials, ports
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.messages import Drained, Evicted, NewQuorum, Step, Vote
 
@@ -467,8 +468,60 @@ def test_the_port_in_use_is_a_message() -> None:
     async def scenario() -> None:
         async with serving() as (server, http, observer, _):
             other = HttpPort(f"localhost:{http.port}", server, observer)
-            with pytest.raises(OSError, match=r"cannot listen on .* for HTTP: .*choose another --http"):
+            with pytest.raises(
+                OSError,
+                match=r"cannot listen on .* for HTTP: Address already in use, at .*For --http, choose another",
+            ):
                 await other.start()
+
+    run(scenario)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_every_address_of_a_name_is_served_or_none() -> None:
+    async def scenario() -> None:
+        async with serving() as (server, _, observer, _):
+            port = HttpPort("localhost:0", server, observer)
+            await port.start()
+            try:
+                for host in ("127.0.0.1", "[::1]", "localhost"):
+                    web = Port(f"http://{host}:{port.port}")
+                    assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
+            finally:
+                await port.stop()
+            for host in ("127.0.0.1", "::1"):
+                with socket.create_server((host, 0), family=socket.getaddrinfo(host, 0)[0][0]) as taken:
+                    number = taken.getsockname()[1]
+                    with pytest.raises(OSError, match=f"Address already in use, at {host} port {number}"):
+                        await HttpPort(f"localhost:{number}", server, observer).start()
+                with bound_to(f"localhost:{number}"):
+                    pass  # nothing was left open
+
+    run(scenario)
+
+
+@contextlib.contextmanager
+def bound_to(address: str) -> Iterator[None]:
+    """Hold all addresses of a name, listening; raises OSError if one of them is taken."""
+    with contextlib.ExitStack() as held:
+        for each in ports.bound(address):
+            held.enter_context(each).listen()
+        yield
+
+
+@pytest.mark.parametrize(
+    ("bind", "said"),
+    [
+        ("192.0.2.1:29512", "address, at 192.0.2.1 port 29512. For --http, name an address of this machine"),
+        ("nowhere.invalid:29512", "not known. For --http, name an address of this machine"),
+        ("localhost:99999", "'localhost:99999' is not host:port. For --http, name it as host:port"),
+    ],
+)
+def test_an_address_that_the_port_cannot_have_is_an_error_that_says_why(bind: str, said: str) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, _, observer, _):
+            with pytest.raises(OSError, match=said):
+                await HttpPort(bind, server, observer).start()
 
     run(scenario)
 
@@ -483,7 +536,7 @@ def test_all_addresses_of_a_machine_without_ipv6(monkeypatch: pytest.MonkeyPatch
             try:
                 web = Port(f"http://127.0.0.1:{port.port}")
                 assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
-                with pytest.raises(OSError, match=f"'0.0.0.0', {port.port}"):
+                with pytest.raises(OSError, match=f"at 0.0.0.0 port {port.port}"):
                     await HttpPort(f"[::]:{port.port}", server, observer).start()
             finally:
                 await port.stop()

@@ -5,10 +5,11 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import uvicorn
+from jaxft_protocol import ports
 from jaxft_protocol.admission import RateLimitFilter
 
 from jaxft_coordinator._server import Server
@@ -91,7 +92,7 @@ class HttpPort:
             OSError: the address cannot be bound.
         """
         listening = _listening(self._bind)
-        self.port = listening.getsockname()[1]
+        self.port = listening[0].getsockname()[1]
         self.running = asyncio.create_task(self._run(listening))
         host = self._bind.rpartition(":")[0]
         shown = "localhost" if host.strip("[]") in ("", "::", "0.0.0.0") else host
@@ -105,7 +106,7 @@ class HttpPort:
         await asyncio.wait([self.running], timeout=5 * _STOP_TIMEOUT_S)
         self.running.cancel()
 
-    async def _run(self, listening: socket.socket) -> None:
+    async def _run(self, listening: Sequence[socket.socket]) -> None:
         """Serve until stopped.
 
         Raises:
@@ -113,7 +114,7 @@ class HttpPort:
         """
         async with asyncio.TaskGroup() as tasks:
             ticking = tasks.create_task(self._tick_forever())
-            await self._uvicorn.serve(sockets=[listening])
+            await self._uvicorn.serve(sockets=list(listening))
             ticking.cancel()
 
     async def _tick_forever(self) -> None:
@@ -125,15 +126,17 @@ class HttpPort:
                     guest.end_if_stuck(time.monotonic())
 
 
-def _listening(bind: str) -> socket.socket:
-    host, _, port = bind.rpartition(":")
-    name = host.strip("[]") or "::"
-    if name == "::" and not socket.has_dualstack_ipv6():
-        name = "0.0.0.0"  # a kernel without IPv6, for which gRPC does the same
+def _listening(bind: str) -> list[socket.socket]:
+    found: list[socket.socket] = []
     try:
-        family = socket.getaddrinfo(name, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((name, int(port)), family=family, dualstack_ipv6=name == "::")
+        found = ports.bound(bind)
+        for each in found:
+            each.listen(socket.SOMAXCONN)
     except (OSError, ValueError) as error:
+        for each in found:
+            each.close()
+        said = getattr(error, "strerror", None) or str(error)
         raise OSError(
-            f"cannot listen on {bind!r} for HTTP: {error}. Stop the other process, or choose another --http."
+            f"cannot listen on {bind!r} for HTTP: {said}. For --http, {ports.advice(error)}."
         ) from error
+    return found
