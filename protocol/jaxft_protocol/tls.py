@@ -1,10 +1,21 @@
 """Certificates, read and checked at startup: gRPC itself would only fail at the first connection."""
 
+import contextlib
+import logging
 import ssl
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxft_protocol.credentials import CredentialsError
+
+_log = logging.getLogger("jaxft_protocol.tls")
+
+EXPIRES_SOON_S = 14 * 24 * 3600.0
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which has no name in Python: to read the dates of an expired certificate, too.
+_WHATEVER_THE_TIME = 0x200000
+# More than a handshake needs.
+_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +36,8 @@ class Pem:
 def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
     """Read certificates in PEM, and check that the private key belongs to its certificate.
 
+    One that is not valid now is used all the same, because the clock may be wrong, and the log says so.
+
     Raises:
         CredentialsError: a file cannot be read or is not valid, or only one of cert and key is given.
     """
@@ -40,7 +53,54 @@ def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
         _check_authority(ca)
     if cert is not None and key is not None:
         _check_pair(cert, key)
+        if problem := problem_of_dates(cert, key):
+            _log.warning("the TLS certificate '%s' %s", cert, problem)
     return pem
+
+
+def problem_of_dates(cert: Path, key: Path, now_s: float | None = None) -> str:
+    """Say when a certificate expires or has expired, or from when on it is valid; "" if it is valid for a while.
+
+    Args:
+        cert: a certificate that a server may show; of any other, nothing is said.
+        key: its private key.
+        now_s: the time in Unix seconds; by default that of this machine.
+    """
+    found = _shown(cert, key)
+    if not found:
+        return ""
+    now_s = time.time() if now_s is None else now_s
+    since, until = found["notBefore"], found["notAfter"]
+    if ssl.cert_time_to_seconds(since) > now_s:
+        return f"is valid from {since} on: clients refuse it before. Check this machine's clock"
+    left_s = ssl.cert_time_to_seconds(until) - now_s
+    if left_s <= 0:
+        return f"expired on {until}: clients refuse it. Renew it"
+    if left_s < EXPIRES_SOON_S:
+        return f"expires on {until}. Renew it in time, and restart this process, which reads it only when it starts"
+    return ""
+
+
+def _shown(cert: Path, key: Path) -> dict[str, str]:
+    """Return what a client reads in a certificate, after a handshake in memory; nothing if it refuses it."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(cert, key)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(cert)
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _WHATEVER_THE_TIME
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    try:
+        for side in sides * _ROUNDS:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        return sides[0].getpeercert() or {}  # pyright: ignore[reportReturnType]
+    except ssl.SSLError:
+        return {}
 
 
 def _read(path: Path | None, what: str) -> bytes | None:

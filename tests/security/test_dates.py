@@ -1,0 +1,68 @@
+"""A certificate whose dates do not fit is named when it is read: its clients would only say that they refuse it."""
+
+import logging
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+from jaxft_protocol import tls
+
+DAY_S = 24 * 3600.0
+
+
+def issued(folder: Path, *, since: int, until: int, key: trustme.KeyType, chain: bool) -> tuple[Path, Path]:
+    """A certificate that is valid between two days from now, and its key."""
+    now = datetime.now(UTC)
+    authority = trustme.CA(key_type=key)
+    if chain:
+        authority = authority.create_child_ca()
+    made = authority.issue_cert(
+        "localhost",
+        not_before=now + timedelta(days=since),
+        not_after=now + timedelta(days=until),
+        key_type=key,
+    )
+    cert, private = folder / "cert.pem", folder / "key.pem"
+    cert.write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
+    made.private_key_pem.write_to_path(str(private))
+    return cert, private
+
+
+@pytest.mark.parametrize("key", list(trustme.KeyType))
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize(
+    ("since", "until", "said"),
+    [
+        (-1, 30, ""),
+        (-1, 13, "expires on .* in time, and restart this process"),
+        (-9, -1, "expired on .*: clients refuse it"),
+        (1, 30, "is valid from .* on: clients refuse it before. Check this machine's clock"),
+    ],
+)
+def test_dates_that_do_not_fit_are_in_the_log_when_it_is_read(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    since: int,
+    until: int,
+    said: str,
+    key: trustme.KeyType,
+    chain: bool,
+) -> None:
+    cert, private = issued(tmp_path, since=since, until=until, key=key, chain=chain)
+    with caplog.at_level(logging.WARNING):
+        assert tls.read_pem(ca=None, cert=cert, key=private).cert == cert.read_bytes()
+    if not said:
+        assert not caplog.messages
+        return
+    (message,) = caplog.messages
+    assert message.startswith(f"the TLS certificate '{cert}' ")
+    assert re.search(said, message), message
+
+
+def test_it_is_judged_by_the_time_that_is_given(tmp_path: Path) -> None:
+    cert, key = issued(tmp_path, since=-1, until=30, key=trustme.KeyType.ECDSA, chain=False)
+    now_s = datetime.now(UTC).timestamp()
+    said = [tls.problem_of_dates(cert, key, now_s + days * DAY_S) for days in (-2, 0, 20, 31)]
+    assert [text.split(" ")[0] for text in said] == ["is", "", "expires", "expired"]
