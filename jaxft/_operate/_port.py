@@ -183,6 +183,11 @@ def _advice(address: str, why: object) -> str:
             "If a private authority has signed the coordinator's certificate, name it with --tls-ca, or in the "
             f"environment variable {CA_VARIABLE}; the address must be one that the certificate names."
         )
+    if isinstance(why, TimeoutError):
+        return (
+            f"Nothing came for {TIMEOUT_S:g} s. The coordinator's process may be stopped or hang, or its machine be "
+            "too busy; or nothing answers at this address, such as behind a firewall."
+        )
     if isinstance(why, ssl.SSLError):
         return "If the coordinator was started without --tls-cert, its address begins with http://."
     if isinstance(why, http.client.HTTPException) and address.startswith("http://"):

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from jaxft._operate import _network_checks
+from jaxft._operate import _network_checks, _port
 from jaxft._operate._port import PortError, act, ask
 
 
@@ -111,3 +111,16 @@ def test_a_certificate_without_its_key_is_a_finding() -> None:
     assert (finding.level, "the key is missing" in finding.text) == ("fail", True)
     (finding,) = _network_checks.coordinators("localhost:1", key=Path("key.pem"))
     assert (finding.level, "the certificate is missing" in finding.text) == ("fail", True)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_coordinator_that_is_stopped_may_be_what_does_not_answer(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on taking its connections."""
+    monkeypatch.setattr(_port, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        url = f"{scheme}://127.0.0.1:{stopped.getsockname()[1]}"
+        for asks in (lambda: ask(url, "jobs"), lambda: act(url, "jobs/toy/pause", token="x", reason="")):
+            with pytest.raises(PortError, match=r"timed out.*process may be stopped or hang"):
+                asks()
