@@ -43,9 +43,16 @@ def run(arguments: Arguments) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(arguments, ending.start))
     except (OSError, ImportError, ValueError, StoreDamaged, credentials.CredentialsError) as error:
-        sys.exit(f"jaxft-coordinator: {error}")
+        sys.exit(f"jaxft-coordinator: {_sentence(error)}")
     finally:
         ending.cancel()
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error's own sentence, without the number that Python writes before it."""
+    if isinstance(error, OSError) and error.strerror and error.filename is None:
+        return error.strerror
+    return str(error)
 
 
 def _end_now() -> None:

@@ -257,6 +257,17 @@ def test_an_http_port_in_use_is_a_message_and_status_1(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_state_folder_that_cannot_be_used_is_a_sentence_and_status_1(tmp_path: Path):
+    (tmp_path / "file").touch()
+    command = [*COMMAND, "--bind", "localhost:0", "--state", str(tmp_path / "file")]
+    done = patience.run(command, capture_output=True, text=True, limit_s=PATIENCE_S)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"jaxft-coordinator: [a-z].*Nothing was written. Name a folder, not a file", last), (
+        last
+    )
+
+
 def test_it_imports_neither_jax_nor_numpy():
     done = patience.run(
         [sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True, limit_s=PATIENCE_S
