@@ -92,7 +92,7 @@ class HealServer:
 def _request(connection: Connection) -> Request:
     received = memoryview(bytearray(REQUEST_BYTES + connection.incoming.size_bytes))
     deadline_s = time.monotonic() + TRANSFER_TIMEOUT_S
-    recv_exactly(connection.sock, received, deadline_s=deadline_s, what="a joiner's request")
+    recv_exactly(connection.sock, received, deadline_s=deadline_s, what=f"joiner {connection.peer}'s request")
     data, tag = received[:REQUEST_BYTES], received[REQUEST_BYTES:]
     request = Request.decode(data)
     if not is_tag(tag, connection.incoming.tag(data)):
@@ -118,5 +118,5 @@ def _send(
         connection.sock,
         [header, *pieces, tag],
         deadline_s=time.monotonic() + TRANSFER_TIMEOUT_S,
-        what="a joiner to take its chunks",
+        what=f"joiner {connection.peer} to take its chunks",
     )

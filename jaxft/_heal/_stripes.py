@@ -341,7 +341,7 @@ class Stripes:
                 f"it sent chunk {reply.index} with {reply.length} bytes instead of chunk {chunk} with {length}"
             )
         target = self._arena[start : start + length]
-        if not _received(connection, reply, target, deadline_s, self.over, "a donor's chunk"):
+        if not _received(connection, reply, target, deadline_s, self.over, "chunk"):
             raise Damaged(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
         return Status.OK, ""
 
@@ -364,16 +364,15 @@ def ask(connection: Connection, request: Request, deadline_s: float, abort: Abor
         [data, connection.outgoing.tag(data)],
         deadline_s=deadline_s,
         abort=abort,
-        what="a donor to take a request",
+        what=f"donor {connection.peer} to take a request",
     )
 
 
 def header(connection: Connection, deadline_s: float, abort: Abort) -> Reply:
     """Receive the header of the next answer. Its tag comes after the payload."""
     data = bytearray(REPLY_BYTES)
-    recv_exactly(
-        connection.sock, memoryview(data), deadline_s=deadline_s, abort=abort, what="a donor's answer"
-    )
+    what = f"donor {connection.peer}'s answer"
+    recv_exactly(connection.sock, memoryview(data), deadline_s=deadline_s, abort=abort, what=what)
     return Reply.decode(data)
 
 
@@ -381,7 +380,7 @@ def text(connection: Connection, reply: Reply, limit_bytes: int, deadline_s: flo
     if reply.length > limit_bytes:
         raise BadFrame(f"it announced a text of {reply.length} bytes, and at most {limit_bytes} are allowed")
     data = bytearray(reply.length)
-    if not _received(connection, reply, memoryview(data), deadline_s, abort, "a donor's answer"):
+    if not _received(connection, reply, memoryview(data), deadline_s, abort, "answer"):
         raise BadFrame("its answer was damaged or changed on the way: its tag does not match")
     return data.decode(errors="replace")
 
@@ -389,7 +388,8 @@ def text(connection: Connection, reply: Reply, limit_bytes: int, deadline_s: flo
 def _received(
     connection: Connection, reply: Reply, buffer: memoryview, deadline_s: float, abort: Abort, what: str
 ) -> bool:
-    """Fill `buffer` with the payload that follows a header; return whether its tag matches."""
+    """Fill `buffer` with the payload that follows a header, called `what`; return whether its tag matches."""
+    what = f"donor {connection.peer}'s {what}"
     recv_exactly(connection.sock, buffer, deadline_s=deadline_s, abort=abort, what=what)
     tag = memoryview(bytearray(connection.incoming.size_bytes))
     recv_exactly(connection.sock, tag, deadline_s=deadline_s, abort=abort, what=what)

@@ -210,10 +210,11 @@ class Dialling:
             raise Busy(text) if status == _BUSY else _Unanswered(text)
         self._check_listener(said)
         self.sock.setblocking(True)
+        peer = self._request.to_group
         if self._key is None:
-            return Connection.plain(self.sock)
+            return Connection.plain(self.sock, peer)
         incoming, outgoing = credentials.connection_keys(self._key, encode(self._request), **self._nonces)
-        return Connection.sealed(self.sock, outgoing=outgoing, incoming=incoming)
+        return Connection.sealed(self.sock, outgoing=outgoing, incoming=incoming, peer=peer)
 
     def _respond(self, nonce: bytes) -> None:
         if self._key is None:

@@ -325,7 +325,8 @@ class Listener:
         elif self.key is not None:
             self._challenge(half)
         else:
-            self._admit(half, decode(half.received), b"", Connection.plain(half.sock))
+            request = decode(half.received)
+            self._admit(half, request, b"", Connection.plain(half.sock, request.group))
 
     def _challenge(self, half: HalfOpen) -> None:
         half.request = decode(half.received)
@@ -349,7 +350,8 @@ class Listener:
             return
         proof = credentials.listener_proof(self.key, half.request_bytes, **nonces)
         outgoing, incoming = credentials.connection_keys(self.key, half.request_bytes, **nonces)
-        self._admit(half, request, proof, Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming))
+        sealed = Connection.sealed(half.sock, outgoing=outgoing, incoming=incoming, peer=request.group)
+        self._admit(half, request, proof, sealed)
 
     def _admit(
         self, half: HalfOpen, request: ConnectionRequest, proof: bytes, connection: Connection

@@ -120,21 +120,29 @@ def is_tag(given: Part, wanted: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection after the handshake, with the tags of both directions."""
+    """A connection after the handshake, with the tags of both directions.
+
+    Attributes:
+        sock: over which it goes.
+        outgoing: makes the tags of what is sent.
+        incoming: makes those that what is received must have.
+        peer: the group at the other end, for messages.
+    """
 
     sock: socket.socket
     outgoing: Tags
     incoming: Tags
+    peer: str = ""
 
     @staticmethod
-    def plain(sock: socket.socket) -> "Connection":
+    def plain(sock: socket.socket, peer: str = "") -> "Connection":
         """Without a key: checksums."""
-        return Connection(sock, Checksums(), Checksums())
+        return Connection(sock, Checksums(), Checksums(), peer)
 
     @staticmethod
-    def sealed(sock: socket.socket, *, outgoing: bytes, incoming: bytes) -> "Connection":
+    def sealed(sock: socket.socket, *, outgoing: bytes, incoming: bytes, peer: str = "") -> "Connection":
         """With a key for each direction: MACs."""
-        return Connection(sock, Macs(outgoing), Macs(incoming))
+        return Connection(sock, Macs(outgoing), Macs(incoming), peer)
 
     def close(self) -> None:
         self.sock.close()
