@@ -110,6 +110,18 @@ def as_function(jaxpr: AnyJaxpr) -> Callable[..., list[Any]]:
     return jex.jaxpr_as_fun(close(jaxpr))
 
 
+def evaluated(eqn: Eqn, values: Sequence[Any]) -> list[Any]:
+    """What an equation makes of the values of its operands, at once."""
+    given = {var: value for var, value in zip(eqn.invars, values, strict=True) if is_var(var)}
+    results = [new_var(var.aval) for var in eqn.outvars]  # some are marked as unused
+    return as_function(new_jaxpr(list(given), results, [eqn.replace(outvars=results)]))(*given.values())
+
+
+def special(error: Exception) -> str | None:
+    """What `jax_debug_nans` or `jax_debug_infs` has found in a program, "nan" or "inf": its class is private."""
+    return error.args[1] if type(error).__name__ == "InternalFloatingPointError" else None
+
+
 def trace(function: Callable[..., Any], *args: Any, axis_sizes: Sequence[tuple[str, int]] = ()) -> AnyJaxpr:
     """The closed jaxpr of a function over flat arguments, within named axes of these sizes."""
     return jax.make_jaxpr(function, axis_env=list(axis_sizes))(*args)

@@ -24,11 +24,12 @@ from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._buckets import Bucket, divided
 from jaxft._programs._checks import refuse_disabled_jit, refuse_others
-from jaxft._programs._compat import PyTreeDef
+from jaxft._programs._compat import PyTreeDef, special
 from jaxft._programs._compile import Executables, Program, Spec
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
 from jaxft._programs._partition import Cut
-from jaxft._programs._slice import Picker, picker
+from jaxft._programs._slice import Part, Picker, picker
+from jaxft._programs._special import explained
 from jaxft._programs._structure import first_difference
 from jaxft._programs._trace import Traced
 
@@ -379,8 +380,8 @@ class Programs:
             return self._sibling(key, state, batch).compute(state, batch, shard)
         try:
             given = [*leaves, np.int32(shard)]
-            inputs = self.cut.stages[0].compute.inputs(state, batch=given)
-            outputs = self._call(self.executables.computes[0], inputs)
+            part = self.cut.stages[0].compute
+            outputs = self._call(self.executables.computes[0], part, part.inputs(state, batch=given))
         except OtherTypes:
             # A batch of the same type, but placed elsewhere: that is another program too.
             found = self if self.siblings is None else self.siblings(self.unflatten(state), batch)
@@ -405,10 +406,9 @@ class Programs:
         if local.programs is not self:
             return local.programs.compute_next(state, means, local)
         number = local.program + 1
-        inputs = self.cut.stages[number].compute.inputs(
-            state, batch=local.batch, means=means, rest=local.rest
-        )
-        outputs = self._call(self.executables.computes[number], inputs)
+        part = self.cut.stages[number].compute
+        inputs = part.inputs(state, batch=local.batch, means=means, rest=local.rest)
+        outputs = self._call(self.executables.computes[number], part, inputs)
         return self._split(number, outputs, local)
 
     def _split(self, number: int, outputs: list[jax.Array], before: Local) -> tuple[list[jax.Array], Local]:
@@ -449,7 +449,8 @@ class Programs:
             )
         metrics = self._metrics(state, means, local)
         apart = self.separate(state, self.cut.donated, self.cut.consts)
-        outputs = self._call(self.executables.apply, self.cut.apply.inputs(apart, means=means))
+        part = self.cut.apply
+        outputs = self._call(self.executables.apply, part, part.inputs(apart, means=means))
         leaves = self._new_leaves([*outputs, *state])
         self.separate.made(leaves)
         metrics.update(zip(self.cut.applied, outputs[len(self.cut.made) :], strict=True))
@@ -480,10 +481,10 @@ class Programs:
         if report is None or cut.report is None:
             return metrics
         inputs = cut.report.inputs(state, means=means, rest=local.rest)
-        metrics.update(zip(cut.reported, self._call(report, inputs), strict=True))
+        metrics.update(zip(cut.reported, self._call(report, cut.report, inputs), strict=True))
         return metrics
 
-    def _call(self, program: Program, inputs: Sequence[Any]) -> list[jax.Array]:
+    def _call(self, program: Program, part: Part, inputs: Sequence[Any]) -> list[jax.Array]:
         try:
             return program(*inputs)
         except (TypeError, ValueError) as error:
@@ -494,6 +495,11 @@ class Programs:
                 "A fault-tolerant step was called with arrays of other types or shardings than it was compiled "
                 f"for. Between two calls the state must keep its types. {error}"
             ) from error
+        except Exception as error:
+            if (found := special(error)) is None:
+                raise
+            name = {id(self.cut.apply): "apply", id(self.cut.report): "report"}.get(id(part), "compute")
+            raise explained(found, name, part, inputs) from None
 
     def _sibling(self, key: BatchKey, state: Sequence[jax.Array], batch: Any) -> "Programs":
         """The programs for a batch of another type, which make the same contribution and share `apply`."""
