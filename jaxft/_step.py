@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxft._callers import OneCaller
 from jaxft._errors import ConfigurationError, JaxftError, StepError
 from jaxft._manager import Manager
 from jaxft._numbers import whole
@@ -22,6 +23,7 @@ from jaxft._programs._checks import (
     refuse_disabled_jit,
     refuse_iterator,
     refuse_others,
+    refuse_swapped,
     refuse_too_large,
     short,
 )
@@ -210,6 +212,7 @@ class Step:
         self._reference: dict[Any, Programs] = {}
         self._last: Programs | None = None  # those of the last call
         self._returned = True  # the last call of the step has returned its state
+        self._caller = OneCaller()
 
     @property
     def step(self) -> int:
@@ -245,11 +248,9 @@ class Step:
             JobFinished: the job is over, and its state is gone. A program that does not catch it ends with status 0.
             ConfigurationError: as from a call of the step.
         """
-        self._statics.check(static, static_kw)
-        state = self._static_leaves.without(state)
-        programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
-        call = Call(programs, batch_for, self._shards, self._nonfinite)
-        return self._whole(programs, self._engine.join(call, self._leaves(programs, state)))
+        with self._caller:
+            call, leaves = self._checked(state, batch, static, static_kw)
+            return self._whole(call.programs, self._engine.join(call, leaves))
 
     @MAY_TRANSFER
     def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
@@ -341,21 +342,37 @@ class Step:
             JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
+        with self._caller:
+            return self._called(state, batch, static, static_kw)
+
+    def _called(
+        self, state: Any, batch: Any, static: Sequence[Any], static_kw: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
         try:
-            self._statics.check(static, static_kw)
-            state = self._static_leaves.without(state)
-            programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
-            call = Call(programs, batch_for, self._shards, self._nonfinite)
-            given = self._leaves(programs, state)
+            call, given = self._checked(state, batch, static, static_kw)
         except BaseException:
             with contextlib.suppress(JaxftError):  # outside of a job there is no loop
                 self._engine.loop.not_called()
             raise
         self._returned = False
         leaves, metrics = self._engine.run(call, given)
-        result = self._whole(programs, leaves), metrics
+        result = self._whole(call.programs, leaves), metrics
         self._returned = True
         return result
+
+    def _checked(
+        self, state: Any, batch: Any, static: Sequence[Any], static_kw: Mapping[str, Any]
+    ) -> tuple[Call, Sequence[jax.Array]]:
+        """The call of the step that these arguments make, and the leaves of the state."""
+        try:
+            self._statics.check(static, static_kw)
+            state = self._static_leaves.without(state)
+            programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+            call = Call(programs, batch_for, self._shards, self._nonfinite)
+            return call, self._leaves(programs, state)
+        except (JaxftError, TypeError):
+            refuse_swapped(state, batch)
+            raise
 
     def _whole(self, programs: Programs, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves, as the user knows it."""
@@ -527,7 +544,7 @@ class _Given(NamedTuple):
     kwargs: Mapping[str, Any]
 
     @staticmethod
-    def of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Given":
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> "_Given":
         if not (args or kwargs):
             return _NOTHING
         key = tuple((type(value), value) for value in args)
@@ -540,7 +557,7 @@ class _Given(NamedTuple):
                 "A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable "
                 f"({error}). Put arrays into the state or into the batch."
             ) from error
-        return _Given(key, args, kwargs)
+        return _Given(key, tuple(args), kwargs)
 
 
 _NOTHING = _Given((), (), {})

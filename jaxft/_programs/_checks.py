@@ -107,6 +107,16 @@ def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs:
         ) from error
 
 
+def refuse_swapped(state: Any, batch: Any) -> None:
+    """Raise ConfigurationError if a step is called with the batch function in the place of the state."""
+    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree.structure(state))
+    if callable(state) and is_leaf and not callable(batch):
+        raise ConfigurationError(
+            f"The step is called with {short(state)} as its state, a function, and with a batch that is none: they "
+            "are in each other's place. Write `step(state, batch_for)`, and `step.join(state, batch_for)`."
+        )
+
+
 def check_batch_function(batch_for: Any) -> None:
     """Raise ConfigurationError if a batch function cannot be called with a step and a shard."""
     check_function(

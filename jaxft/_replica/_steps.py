@@ -33,6 +33,7 @@ class LoopWatch:
             False  # of the body of a loop over `steps`: the step of this iteration was not called yet
         )
         self._in_body = False
+        self._over = False  # a loop over `steps` has come to its total, and none has begun since
         self._looked = False  # the loop has read the step since its last call of the step
         self.calls = 0
         # How many calls of `step.edit` stand before the next step, and how many of these the loop's body has come to.
@@ -79,11 +80,15 @@ class LoopWatch:
     def begins(self) -> None:
         """An iteration over `steps` begins."""
         self.read()
-        self.at_top, self._in_body, self._edits_seen = True, True, 0
+        self.at_top, self._in_body, self._over, self._edits_seen = True, True, False, 0
 
     def ends(self) -> None:
         """The body of a loop over `steps` ends, or is left."""
         self.at_top = self._in_body = False
+
+    def is_over(self) -> None:
+        """A loop over `steps` has come to its total."""
+        self._over, self._looked = True, False
 
     def repeats_edit(self) -> bool:
         """Whether this edit of the iteration stands already, because the iteration is tried again."""
@@ -110,6 +115,12 @@ class LoopWatch:
                 "between iterations, so the loop could end after its total, at another state than the other groups. "
                 "Call the step once in each iteration."
             )
+        if self._over and not self._looked:
+            raise ConfigurationError(
+                f"The step is called after the loop over `steps` has ended, at step {step}: it would train one step "
+                "more than the other groups. To evaluate, call a function of your model that does not train; to "
+                "train on, write another loop over `steps` with a larger total."
+            )
         self._unread = self._jump
         self.at_top = self._looked = False
         self.calls += 1
@@ -120,7 +131,7 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
 
     Raises:
         ConfigurationError: this group has not joined the job, or the loop's body does not call the step, or calls it
-            again without having read the step.
+            again without having read the step. After the last iteration, a call of the step raises it.
     """
     if total is not None:
         total = whole("total, the number of all steps of the run,", total)
@@ -143,3 +154,4 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
                 f"The body of the loop over `steps` has not called the step, so step {engine.step} is still to be "
                 "done. Call it once in each iteration, also where the rest of the body is left out."
             )
+    watch.is_over()

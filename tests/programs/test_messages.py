@@ -1,6 +1,7 @@
 """What is said of a step that is called with the wrong things: each before anything changes."""
 
 import functools
+import threading
 from typing import Any
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import pytest
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
+from tests.patience import FAR_S, join
 
 ROWS = np.ones(3, np.float32)
 NONE: Any = None
@@ -346,3 +348,87 @@ def test_a_leaf_that_other_code_has_donated() -> None:
 
 def train_pair(state: Any, batch: Any) -> Any:
     return jax.tree.map(lambda w: w - jaxft.pmean(batch), state), {}
+
+
+def numbered(step: int, shard: int) -> np.ndarray:
+    return ROWS
+
+
+class Rows:
+    def __call__(self, step: int, shard: int) -> np.ndarray:
+        return ROWS
+
+
+@pytest.mark.parametrize("shards", [None, 2])
+@pytest.mark.parametrize("batches", [numbered, functools.partial(numbered), Rows(), Rows().__call__])
+def test_a_batch_function_in_the_place_of_the_state(shards: int | None, batches: Any) -> None:
+    step = jaxft.fault_tolerant(train_step, None, shards=shards)
+    state = jnp.zeros(3)
+    for began in (False, True):
+        for call in (step, step.join):
+            with pytest.raises(
+                ConfigurationError, match=r"are in each other's place. Write `step\(state, batch_for\)`"
+            ):
+                call(batches, state)
+        if not began:
+            state, _ = step(state, numbered)
+    step(state, numbered)
+    assert step.step == 2
+
+
+def test_a_state_that_can_be_called_is_not_taken_for_a_batch_function() -> None:
+    def train(model: Any, batch: Any) -> Any:
+        grads = jaxft.pmean(jax.tree.map(lambda leaf: leaf * batch[0], model))
+        return jax.tree.map(jnp.subtract, model, grads), {}
+
+    model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
+    step = jaxft.fault_tolerant(train, None, shards=2)
+    with pytest.raises(ConfigurationError, match="called with one batch"):
+        step(model, ROWS)
+
+
+def test_evaluating_with_the_step_after_the_loop_does_not_train() -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    state = step.join(jnp.zeros(3), ROWS)
+    for _ in step.steps(2):
+        state, _ = step(state, ROWS)
+    with pytest.raises(ConfigurationError, match="train one step more than the other groups"):
+        step(state, ROWS)
+    assert step.step == 2
+    for _ in step.steps(3):
+        state, _ = step(state, ROWS)
+    assert state.tolist() == [-3, -3, -3]
+
+
+def test_two_threads_that_call_one_step() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(number: int, shard: int) -> np.ndarray:
+        entered.set()
+        assert leave.wait(FAR_S)
+        return ROWS
+
+    step = jaxft.fault_tolerant(train_step, None)
+    results: list[Any] = []
+    first = threading.Thread(
+        target=lambda: results.append(step(jnp.zeros(3), slow)), name="trainer", daemon=True
+    )
+    first.start()
+    assert entered.wait(FAR_S)
+    for call in (step, step.join):
+        with pytest.raises(ConfigurationError, match="while its call in thread 'trainer' is under way"):
+            call(jnp.ones(3), ROWS)
+    leave.set()
+    join(first)
+    ((state, _),) = results
+    step(state, ROWS)  # from another thread than the first
+    assert step.step == 2
+
+
+def test_a_thread_that_was_ended_within_a_call_stops_no_later_one() -> None:
+    """As by an exception that arrives on the way out of the call."""
+    step = jaxft.fault_tolerant(train_step, None)
+    ended = threading.Thread(target=step._caller.__enter__)
+    ended.start()
+    join(ended)
+    step(jnp.zeros(3), ROWS)

@@ -68,3 +68,25 @@ def test_an_iteration_whose_call_changed_nothing_may_call_again() -> None:
     with pytest.raises(TimeoutError), watch.calling(lambda: 7):
         raise TimeoutError
     called(watch)
+
+
+def test_after_the_last_iteration_only_a_loop_that_looks_may_call_again() -> None:
+    watch = LoopWatch()
+    watch.begins()
+    called(watch)
+    watch.ends()
+    watch.is_over()
+    for _ in range(2):
+        with pytest.raises(
+            ConfigurationError, match=r"after the loop over `steps` has ended, at step 7: .*To evaluate"
+        ):
+            called(watch)
+    assert watch.calls == 1
+    watch.read()  # while manager.step < ...
+    called(watch)
+    with pytest.raises(ConfigurationError, match="has ended"):
+        called(watch)
+    watch.begins()
+    called(watch)
+    watch.ends()  # left by break
+    called(watch)
