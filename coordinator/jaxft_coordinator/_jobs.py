@@ -34,6 +34,7 @@ from jaxft_protocol.coordinator.job import (
     Send,
     SessionClosed,
     SessionId,
+    Suspended,
     Tick,
 )
 from jaxft_protocol.messages import Evicted, GroupName, Halted, HaltKind, HealId, Hello
@@ -94,6 +95,7 @@ class Jobs:
         self._forgot_s = 0.0
         # How often each job was stopped by a failure.
         self.failures: Counter[str] = Counter()
+        self._ran_s = time.monotonic()  # when anything was last done
         self._stopped: set[str] = set()  # jobs that have failed, until a group joins
         self.leading = False
 
@@ -182,6 +184,7 @@ class Jobs:
             self._heard_s.pop(event.session, None)
         if not self.leading:
             return
+        self._note_run()
         is_hello = isinstance(event, Received) and isinstance(event.message, Hello)
         job = self._jobs.get(name)
         if job is None:
@@ -264,6 +267,7 @@ class Jobs:
         self._journal = None if self._store is None else Journal(self._store, opened.jobs, self._refused)
         self._stopped.clear()
         self._heard_s.clear()
+        self._ran_s = time.monotonic()
         self.leading = True
         if self._observer is not None:
             self._observer.leads(opened.term)
@@ -409,16 +413,9 @@ class Jobs:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _tick_forever(self) -> None:
-        ticked_s = time.monotonic()
         while True:
             await asyncio.sleep(self._tick_s)
-            before_s, ticked_s = ticked_s, time.monotonic()
-            if ticked_s - before_s > self._options.heartbeat_timeout_s / 2:
-                _log.warning(
-                    "this coordinator did not run for %.1f s: its process was stopped, or its machine was suspended "
-                    "or too busy. No group is blamed for the silence; steps have waited for it",
-                    ticked_s - before_s,
-                )
+            self._note_run()
             unix_s = int(time.time())
             for name, job in list(self._jobs.items()):
                 idle = job.idle_since is not None and job.restored_s is None and not job.groups
@@ -427,6 +424,20 @@ class Jobs:
             if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
                 self._forgot_s = time.monotonic()
                 self._forget_the_old()
+
+    def _note_run(self) -> None:
+        """Note that this process runs; if it did nothing for long, tell the jobs before they learn anything else."""
+        before_s, self._ran_s = self._ran_s, time.monotonic()
+        seconds = self._ran_s - before_s
+        if seconds <= self._options.heartbeat_timeout_s / 2:
+            return
+        _log.warning(
+            "this coordinator did not run for %.1f s: its process was stopped, or its machine was suspended or too "
+            "busy. No group is blamed for the silence; steps have waited for it",
+            seconds,
+        )
+        for name in list(self._jobs):
+            self.step(name, Suspended(seconds))
 
     def _is_blocked(self, name: str) -> bool:
         """Whether the job's groups wait for a record to be written: then their silence says nothing about them."""

@@ -26,6 +26,7 @@ from jaxft_protocol.coordinator.job import (
     Send,
     SessionClosed,
     SessionId,
+    Suspended,
     Tick,
 )
 from jaxft_protocol.messages import (
@@ -85,6 +86,7 @@ class Life:
         self._closed: set[SessionId] = set()
         self._heard_s: dict[SessionId, float] = {}
         self._stopped_until_s = 0.0
+        self._ran_s = self.clock.now_s
         self._inbox: deque[tuple[Stream, GroupMessage | None]] = deque()
         self._outbox: deque[Effect] = deque()
         self._writing: Record | None = None
@@ -140,13 +142,24 @@ class Life:
         if self.dead:
             return
         self.world.after(self.clock.real(TICK_S), self._tick)
+        if self.world.now_s < self._stopped_until_s:
+            return
+        self._note_run()
         waits_s = 0.0 if self._writing is None else self.world.now_s - self._writes_since_s
         if waits_s > self._options.heartbeat_timeout_s / 5:
             return  # groups wait for a word from here: their silence says nothing
-        if self.world.now_s >= self._stopped_until_s and (self.job.groups or not self.job.empty):
+        if self.job.groups or not self.job.empty:
             self._handle(Tick(self._heard_s))
 
+    def _note_run(self) -> None:
+        """As `Jobs` does it."""
+        before_s, self._ran_s = self._ran_s, self.clock.now_s
+        if self._ran_s - before_s > self._options.heartbeat_timeout_s / 2:
+            self.world.sometimes.note("suspended")
+            self._handle(Suspended(self._ran_s - before_s))
+
     def _handle(self, event: Event) -> None:
+        self._note_run()
         before = self.job
         if type(event) is Received and event.session not in before.sessions:
             if type(event.message) is not Hello:

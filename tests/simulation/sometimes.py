@@ -43,6 +43,7 @@ RARE: dict[str, str] = {
     "restored": "a coordinator begins with what another has written",
     "silent": "a group is evicted for want of heartbeats",
     "evicted by progress": "a group is evicted because others waited for it too long, though its heart beats",
+    "suspended": "a coordinator that stood still goes on",
     "stood aside": "a group that is away for longer than the job waits is left out, without blame",
     "all computed": "an attempt lasts so long that its members learn that all have computed",
     "held back": "a group that was evicted several times has to wait before it takes part again",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from jaxft_protocol.admission import RateLimitFilter
-from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, SessionId, Tick
+from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, SessionId, Suspended, Tick
 from jaxft_protocol.messages import GroupName, Heartbeat, Sample, Vote
 
 from jaxft_coordinator.observe._happened import Happened, happened
@@ -67,7 +67,7 @@ class Observer:
             return name is not None and job.groups[name].away is not before.groups[name].away
         if isinstance(event, Received):
             return not isinstance(event.message, Vote)
-        return not isinstance(event, Tick)
+        return not isinstance(event, Tick | Suspended)
 
     def saw(self, job: Job, event: Event | None, effects: Sequence[Effect], now_s: float) -> None:
         """Take in a job's new state.

@@ -342,6 +342,13 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspended:
+    """The coordinator did nothing for so long: its process was stopped. What arrived meanwhile is still unread."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """An operator asks for the drain of a group."""
 
@@ -356,7 +363,7 @@ class PauseAsked:
     paused: bool
 
 
-Event = Received | SessionClosed | Tick | DrainAsked | PauseAsked
+Event = Received | SessionClosed | Tick | Suspended | DrainAsked | PauseAsked
 
 
 # ---- effects ----

@@ -61,6 +61,7 @@ from jaxft_protocol.coordinator.job import (
     Received,
     SessionClosed,
     SessionId,
+    Suspended,
     Tick,
 )
 from jaxft_protocol.messages import (
@@ -93,7 +94,6 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
             cannot be encoded.
     """
     draft = Draft(job, now_s)
-    progress.note_suspension(draft)
     match event:
         case Received(session, Hello() as message):
             if session in job.sessions:
@@ -110,6 +110,9 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
         case Tick(heard_s, unix_s):
             _tick(draft, heard_s)
             _note_idle(draft, unix_s)
+        case Suspended(seconds):
+            progress.suspended(draft, seconds)
+            return draft.job, ()
         case DrainAsked(name, reason):
             draining.ask(draft, name, reason)
         case PauseAsked(paused):
@@ -207,10 +210,11 @@ def _is_steady(job: Job) -> bool:
 def _tick(draft: Draft, heard_s: Mapping[SessionId, float]) -> None:
     job, now_s = draft.job, draft.now_s
     timeout_s = job.options.heartbeat_timeout_s
+    # Without ticks, as while the store does not answer, no group is to blame for the silence.
     last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
     draft.update(last_tick_s=now_s)
     if now_s - last_tick_s > timeout_s / 2:
-        # The coordinator itself was suspended: no group is to blame for the silence, and messages may be unread.
+        draft.update(suspended_s=now_s)
         return
     silent: list[Group] = []
     if now_s - job.suspended_s > timeout_s:

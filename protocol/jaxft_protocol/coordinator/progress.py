@@ -98,18 +98,21 @@ def slow_step_s(job: Job) -> float | None:
     return ordered[-2] if len(ordered) >= ENOUGH_STEPS else ordered[-1]
 
 
-def note_suspension(draft: Draft) -> None:
-    """Note that the coordinator was suspended, if it had no tick for half a heartbeat timeout.
+def suspended(draft: Draft, seconds: float) -> None:
+    """Note that the coordinator was suspended.
 
-    What the groups did meanwhile is only heard now, so that time is not part of the attempt: neither of its duration,
-    nor of the time that members wait for others.
+    What the groups did meanwhile is only read now, so that time is not part of the attempt, nor of the time that
+    members wait for others, or the job for groups that may come back.
     """
     job, now_s = draft.job, draft.now_s
-    if job.last_tick_s is None:
-        return
-    suspended_s = now_s - max(job.last_tick_s, job.suspended_s)
-    if suspended_s > job.options.heartbeat_timeout_s / 2:
-        draft.update(suspended_s=now_s, ballot=_later(job.ballot, suspended_s, now_s))
+    draft.update(
+        suspended_s=now_s,
+        ballot=_later(job.ballot, seconds, now_s),
+        orphaned_s=_moved(job.orphaned_s, seconds, now_s),
+        restored_s=_moved(job.restored_s, seconds, now_s),
+        first_join_s=_moved(job.first_join_s, seconds, now_s),
+        committed_seen_s=_moved(job.committed_seen_s, seconds, now_s),
+    )
 
 
 def measure(draft: Draft) -> None:
@@ -256,12 +259,16 @@ def _later(ballot: Ballot, by_s: float, now_s: float) -> Ballot:
         ballot,
         began_s=min(now_s, ballot.began_s + by_s),
         away_s=min(now_s, ballot.away_s + by_s),
-        ahead_s=None if ballot.ahead_s is None else min(now_s, ballot.ahead_s + by_s),
-        voted_s=None if ballot.voted_s is None else min(now_s, ballot.voted_s + by_s),
+        ahead_s=_moved(ballot.ahead_s, by_s, now_s),
+        voted_s=_moved(ballot.voted_s, by_s, now_s),
         last_voted_s=min(now_s, ballot.last_voted_s + by_s),
         deadline_s=None if ballot.deadline_s is None else ballot.deadline_s + by_s,
         gather_until_s=None if ballot.gather_until_s is None else ballot.gather_until_s + by_s,
     )
+
+
+def _moved(at_s: float | None, by_s: float, now_s: float) -> float | None:
+    return None if at_s is None else min(now_s, at_s + by_s)
 
 
 def _judged(draft: Draft, group: Group, since_s: float, most_s: float, lacks: str) -> Late | None:

@@ -1,13 +1,12 @@
 """The time in which the coordinator was suspended counts for nothing: messages of that time are read after it."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from jaxft_protocol.coordinator import progress
 from jaxft_protocol.coordinator.draft import Draft
-from jaxft_protocol.coordinator.job import Ballot, Job, Options
+from jaxft_protocol.coordinator.job import Ballot, Job, Options, Suspended
 from jaxft_protocol.messages import Evicted
 
 from tests.protocol.coordinator.helpers import Desk, healing, members, running
@@ -16,6 +15,8 @@ SUSPENDED_S = 45.0
 STEP_S = 1.0
 # Eight steps, which is less than two heartbeat timeouts.
 PATIENCE_S = 10.0
+# Of a ballot: when something is to happen, which may be in the future.
+LIMITS = {"deadline_s", "gather_until_s"}
 
 
 def trained(*names: str) -> Desk:
@@ -27,28 +28,23 @@ def trained(*names: str) -> Desk:
     return desk
 
 
-def first_by_a_tick(desk: Desk) -> None:
+def suspend(desk: Desk) -> None:
     desk.now_s += SUSPENDED_S
-    desk.tick(0.0)
+    assert not desk.do(Suspended(SUSPENDED_S)).effects
 
 
-def first_by_a_message(desk: Desk) -> None:
-    desk.now_s += SUSPENDED_S
-
-
-@pytest.mark.parametrize("suspended", [first_by_a_tick, first_by_a_message])
 @pytest.mark.parametrize("when", ["before", "between", "after"])
-def test_it_is_not_part_of_a_step(suspended: Callable[[Desk], None], when: str) -> None:
+def test_it_is_not_part_of_a_step(when: str) -> None:
     desk = trained("a", "b", "c")
     desk.wait(STEP_S)
     if when == "before":
-        suspended(desk)
+        suspend(desk)
     desk.vote("a")
     desk.vote("b")
     if when == "between":
-        suspended(desk)
+        suspend(desk)
     if when == "after":  # c dies which is noticed later
-        suspended(desk)
+        suspend(desk)
         desk.close("c")
     else:
         desk.vote("c")
@@ -60,19 +56,18 @@ def test_several_times_within_one_step() -> None:
     desk = trained("a", "b")
     for _ in range(3):
         desk.wait(STEP_S / 2)
-        first_by_a_message(desk)
+        suspend(desk)
         desk.computed("a")
         desk.tick(0.0)
     desk.commit()
     assert desk.job.recent_s[-1] == pytest.approx(1.5 * STEP_S, abs=0.4)
 
 
-@pytest.mark.parametrize("suspended", [first_by_a_tick, first_by_a_message])
-def test_members_wait_for_others_only_while_it_runs(suspended: Callable[[Desk], None]) -> None:
+def test_members_wait_for_others_only_while_it_runs() -> None:
     desk = trained("a", "b")
     desk.computed("a")
     desk.wait(PATIENCE_S - 2)
-    suspended(desk)
+    suspend(desk)
     desk.computed("a")
     desk.wait(1.5)
     assert members(desk) == ["a", "b"]
@@ -85,7 +80,7 @@ def test_a_joiner_that_could_continue_alone_waits_only_while_it_runs() -> None:
     healing(desk, "b")
     desk.ready("b")
     desk.wait(PATIENCE_S / 2)
-    first_by_a_tick(desk)
+    suspend(desk)
     desk.wait(PATIENCE_S - 0.5)
     assert members(desk) == ["a"]
     desk.wait(1.0)
@@ -95,7 +90,7 @@ def test_a_joiner_that_could_continue_alone_waits_only_while_it_runs() -> None:
 def test_nobody_is_evicted_for_what_was_not_heard() -> None:
     desk = trained("a", "b")
     desk.computed("a")
-    first_by_a_message(desk)
+    suspend(desk)
     done = desk.tick(0.0, silent=("a", "b"))
     assert not done.only(Evicted)
     assert not desk.tick(0.1, silent=("a", "b")).only(Evicted)
@@ -104,16 +99,35 @@ def test_nobody_is_evicted_for_what_was_not_heard() -> None:
 
 def test_all_times_of_a_ballot_move_and_none_into_the_future() -> None:
     times: dict[str, Any] = {
-        field.name: 7.0 for field in dataclasses.fields(Ballot) if field.name.endswith("_s")
+        field.name: 7.5 for field in dataclasses.fields(Ballot) if field.name.endswith("_s")
     }
-    job = Job("job", Options(), ballot=Ballot(**times), last_tick_s=7.0)
-    for began_s, moved_s in ((7.0, 47.0), (7.5, 47.0)):
+    job = Job("job", Options(), ballot=Ballot(**times))
+    for began_s, moved_s in ((3.0, 43.0), (7.5, 47.0)):
         draft = Draft(dataclasses.replace(job, ballot=Ballot(**{**times, "began_s": began_s})), 47.0)
-        progress.note_suspension(draft)
+        progress.suspended(draft, 40.0)
         moved = draft.job.ballot
         assert moved.began_s == moved_s
-        assert all(getattr(moved, name) == 47.0 for name in times)
-    limits = Ballot(deadline_s=9.0, gather_until_s=8.0)
-    draft = Draft(dataclasses.replace(job, ballot=limits), 47.0)
-    progress.note_suspension(draft)
-    assert (draft.job.ballot.deadline_s, draft.job.ballot.gather_until_s) == (49.0, 48.0)
+        assert all(getattr(moved, name) == 47.0 for name in times.keys() - {"began_s"} - LIMITS)
+        assert all(getattr(moved, name) == 47.5 for name in LIMITS)
+
+
+def test_groups_that_may_come_back_have_as_long_as_they_would_have_had() -> None:
+    desk = trained("a", "b")
+    desk.close("a")
+    desk.close("b")
+    desk.come("stale", step=2, digest="old", incarnation=9, history=desk.job.history)
+    desk.wait(1.0)
+    suspend(desk)
+    desk.tick(0.0)
+    desk.wait(Options().heartbeat_timeout_s - 2.0)
+    assert desk.step == 3, "no decision before those that hold step 3 had their time"
+    desk.come("a", step=3, incarnation=1, history=desk.job.history)
+    assert desk.step == 3
+
+
+def test_without_ticks_alone_nothing_is_taken_off() -> None:
+    """As while the store does not answer: messages are handled."""
+    desk = trained("a", "b")
+    desk.now_s += SUSPENDED_S
+    desk.commit()
+    assert desk.job.recent_s[-1] == pytest.approx(SUSPENDED_S)
