@@ -62,44 +62,43 @@ def problem_of_dates(cert: Path, key: Path, now_s: float | None = None) -> str:
     """Say when a certificate expires or has expired, or from when on it is valid; "" if it is valid for a while.
 
     Args:
-        cert: a certificate that a server may show; of any other, nothing is said.
+        cert: a certificate; those above it in its chain are not looked at. Of one of a rare kind, nothing is said.
         key: its private key.
         now_s: the time in Unix seconds; by default that of this machine.
     """
-    found = _shown(cert, key)
+    found = _shown(cert, key, by_server=True) or _shown(cert, key, by_server=False)
     if not found:
         return ""
     now_s = time.time() if now_s is None else now_s
     since, until = found["notBefore"], found["notAfter"]
     if ssl.cert_time_to_seconds(since) > now_s:
-        return f"is valid from {since} on: clients refuse it before. Check this machine's clock"
+        return f"is valid from {since} on: the other side refuses it before. Check this machine's clock"
     left_s = ssl.cert_time_to_seconds(until) - now_s
     if left_s <= 0:
-        return f"expired on {until}: clients refuse it. Renew it"
+        return f"expired on {until}: the other side refuses it. Renew it"
     if left_s < EXPIRES_SOON_S:
         return f"expires on {until}. Renew it in time, and restart this process, which reads it only when it starts"
     return ""
 
 
-def _shown(cert: Path, key: Path) -> dict[str, str]:
-    """Return what a client reads in a certificate, after a handshake in memory; nothing if it refuses it."""
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(cert, key)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.load_verify_locations(cert)
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _WHATEVER_THE_TIME
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
-    sides = (
-        client.wrap_bio(to_client, to_server),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    )
+def _shown(cert: Path, key: Path, *, by_server: bool) -> dict[str, str]:
+    """Return what one side reads in the other's certificate in a handshake in memory; nothing if it refuses it."""
     try:
-        for side in sides * _ROUNDS:
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        for each, verifies in ((server, not by_server), (client, by_server)):
+            each.load_cert_chain(cert, key)
+            each.load_verify_locations(cert)
+            each.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
+            each.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _WHATEVER_THE_TIME
+        to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+        at_client = client.wrap_bio(to_client, to_server)
+        at_server = server.wrap_bio(to_server, to_client, server_side=True)
+        for side in (at_client, at_server) * _ROUNDS:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-        return sides[0].getpeercert() or {}  # pyright: ignore[reportReturnType]
-    except ssl.SSLError:
+        return (at_client if by_server else at_server).getpeercert() or {}  # pyright: ignore[reportReturnType]
+    except (OSError, ValueError):  # only what is said of the dates is lost
         return {}
 
 

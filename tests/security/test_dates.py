@@ -37,8 +37,8 @@ def issued(folder: Path, *, since: int, until: int, key: trustme.KeyType, chain:
     [
         (-1, 30, ""),
         (-1, 13, "expires on .* in time, and restart this process"),
-        (-9, -1, "expired on .*: clients refuse it"),
-        (1, 30, "is valid from .* on: clients refuse it before. Check this machine's clock"),
+        (-9, -1, "expired on .*: the other side refuses it"),
+        (1, 30, "is valid from .* on: the other side refuses it before. Check this machine's clock"),
     ],
 )
 def test_dates_that_do_not_fit_are_in_the_log_when_it_is_read(
