@@ -108,12 +108,11 @@ def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs:
 
 
 def refuse_swapped(state: Any, batch: Any) -> None:
-    """Raise ConfigurationError if a step is called with the batch function in the place of the state."""
-    is_leaf = jax.tree_util.treedef_is_leaf(jax.tree.structure(state))
-    if callable(state) and is_leaf and not callable(batch):
+    """Raise ConfigurationError if a step is called with a function as its state, as that of the batches."""
+    if (inspect.isroutine(state) or type(state) is functools.partial) and not callable(batch):
         raise ConfigurationError(
-            f"The step is called with {short(state)} as its state, a function, and with a batch that is none: they "
-            "are in each other's place. Write `step(state, batch_for)`, and `step.join(state, batch_for)`."
+            f"The step is called with {short(state)} as its state, which is a function, and with a batch that is "
+            "none. Are they in each other's place? Write `step(state, batch_for)`, and `step.join(state, batch_for)`."
         )
 
 

@@ -29,7 +29,7 @@ from jaxft._programs._compile import Executables, Program, Spec
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part, Picker, picker
-from jaxft._programs._special import explained
+from jaxft._programs._special import explained, looks_for_special
 from jaxft._programs._structure import first_difference
 from jaxft._programs._trace import Traced
 
@@ -486,7 +486,8 @@ class Programs:
 
     def _call(self, program: Program, part: Part, inputs: Sequence[Any]) -> list[jax.Array]:
         try:
-            return program(*inputs)
+            with looks_for_special():
+                return program(*inputs)
         except (TypeError, ValueError) as error:
             refuse_tracers(inputs)
             refuse_disabled_jit()

@@ -5,7 +5,8 @@ of time raises an exception that JAX keeps to itself and that names only the pro
 (https://docs.jax.dev/en/latest/debugging/flags.html).
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -17,8 +18,27 @@ from jaxft._programs._slice import Part
 
 Test: TypeAlias = Callable[[Any], jax.Array]
 
+_NOTHING = contextlib.nullcontext()
 _NAMES = {"nan": "a NaN", "inf": "an infinity"}
 _IS: dict[str, Test] = {"nan": jnp.isnan, "inf": jnp.isinf}
+
+
+def looks_for_special() -> contextlib.AbstractContextManager[None]:
+    """A context in which programs look at their results if `jax_debug_nans` or `jax_debug_infs` is set.
+
+    After the end of a `with jax.debug_nans(...)` anywhere in this thread, which JAX's own functions contain, programs
+    no longer look, although the option is set for the whole process (JAX 0.10 to 0.12). A new context looks again.
+    """
+    nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs  # type: ignore[attr-defined]
+    if not (nans or infs):
+        return _NOTHING
+    return _looking(nans, infs)
+
+
+@contextlib.contextmanager
+def _looking(nans: bool, infs: bool) -> Iterator[None]:
+    with jax.debug_nans(nans), jax.debug_infs(infs):
+        yield
 
 
 def explained(found: str, name: str, part: Part, inputs: Sequence[Any]) -> FloatingPointError:
@@ -39,6 +59,8 @@ def explained(found: str, name: str, part: Part, inputs: Sequence[Any]) -> Float
 def _where(found: str, part: Part, inputs: Sequence[Any]) -> str:
     if any(isinstance(each, jax.Array) and each.is_deleted() for each in inputs):
         return "it has consumed its state, so it cannot run again operation by operation"
+    if any(isinstance(each, jax.Array) and not each.is_fully_addressable for each in inputs):
+        return "it belongs to several processes, so one alone cannot run it again operation by operation"
     zeros = map(_compat.zeros_like_aval, part.zeros)
     try:
         with jax.debug_nans(False), jax.debug_infs(False):
@@ -49,7 +71,8 @@ def _where(found: str, part: Part, inputs: Sequence[Any]) -> str:
         return (
             "run again operation by operation it makes none, so an input is one, or the optimizations make it"
         )
-    return f"`{eqn.primitive.name}` at {_compat.source_line(eqn)}"
+    line = _compat.source_line(eqn)
+    return f"`{eqn.primitive.name}`{f' at {line}' if line else ''}"
 
 
 def _run(is_special: Test, jaxpr: AnyJaxpr, inputs: Sequence[Any]) -> tuple[Eqn | None, list[Any]]:
@@ -65,13 +88,20 @@ def _run(is_special: Test, jaxpr: AnyJaxpr, inputs: Sequence[Any]) -> tuple[Eqn 
         given = [value(atom) for atom in eqn.invars]
         results = _compat.evaluated(eqn, given)
         if any(jnp.issubdtype(each.dtype, jnp.inexact) and is_special(each).any() for each in results):
-            return _within(is_special, eqn, given) or eqn, []
+            return _within(is_special, eqn, given), []
         known.update(zip(eqn.outvars, results, strict=True))
     return None, [value(atom) for atom in opened.outvars]
 
 
-def _within(is_special: Test, eqn: Eqn, given: Sequence[Any]) -> Eqn | None:
-    """Return the operation within an equation that makes a special value, as far as that can be found."""
+def _within(is_special: Test, eqn: Eqn, given: Sequence[Any]) -> Eqn:
+    """Return the operation within an equation that makes a special value, or else the equation."""
+    try:
+        return _called(is_special, eqn, given) or eqn
+    except Exception:  # what is within may need the axes of a mesh, for one
+        return eqn
+
+
+def _called(is_special: Test, eqn: Eqn, given: Sequence[Any]) -> Eqn | None:
     if eqn.primitive.name == "scan":
         return _in_scan(is_special, eqn, given)
     called = _compat.called_jaxpr(eqn)

@@ -1,5 +1,7 @@
 """jax_debug_nans and jax_debug_infs name the operation and its line, as they do for jax.jit, and nothing is lost."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxft
+from jaxft._launch._ranks import free_ports
+from tests import patience
 
 GOOD = np.array([4, 6, 8], np.float32)
 HERE = rf"{__file__}:\d+ \({{}}\)"
@@ -19,6 +24,16 @@ Loss = Callable[[jax.Array, jax.Array], jax.Array]
 def debugging() -> Iterator[None]:
     with jax.debug_nans(True):
         yield
+
+
+@pytest.fixture
+def by_option(debugging: None) -> Iterator[None]:
+    """For the whole process, as JAX_DEBUG_NANS does it."""
+    with jax.debug_nans(False):
+        pass
+    jax.config.update("jax_debug_nans", True)
+    yield
+    jax.config.update("jax_debug_nans", False)
 
 
 def plain(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -115,3 +130,48 @@ def test_one_of_the_update_is_named_by_its_program() -> None:
         FloatingPointError, match=r"`apply` makes a NaN: (`log` at |it has consumed its state)"
     ):
         step(jnp.ones(3), np.full(3, 2, np.float32))
+
+
+def test_of_a_mesh_the_equation_is_named_if_what_is_within_cannot_run_alone() -> None:
+    mesh = jax.make_mesh((1,), ("x",))
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        def inner(x: jax.Array) -> jax.Array:
+            return jnp.sqrt(x) + jax.lax.axis_index("x").astype(x.dtype)
+
+        return jnp.sum(w * jax.shard_map(inner, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(x))
+
+    with pytest.raises(FloatingPointError, match=r"makes a NaN: `(sqrt|shard_map)` at "):
+        stepping(loss)(jnp.ones(3), -GOOD)
+
+
+@pytest.mark.usefixtures("by_option")
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_the_option_of_a_process_finds_it_in_every_call(at: int) -> None:
+    """What JAX itself does within a call ends its look at later results."""
+    step = stepping(plain)
+    state: Any = jnp.ones(3)
+    for _ in range(at):
+        state, _ = step(state, GOOD)
+    for _ in range(2):
+        with pytest.raises(FloatingPointError, match="`sqrt` at "):
+            step(state, -GOOD)
+    with pytest.raises(FloatingPointError):
+        jax.jit(jnp.log)(-GOOD)
+
+
+@pytest.mark.long
+def test_one_of_several_processes_does_not_wait_for_the_others_to_find_it() -> None:
+    """Only one has it in its part of the batch; the others go on to their next collective."""
+    port = free_ports(1)[0]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.programs.nan_in_one_process", str(rank), str(port)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [patience.communicate(rank)[0] for rank in ranks]
+    assert "`compute` makes a NaN: it belongs to several processes" in said[1]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
