@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxft._callers import OneCaller
+from jaxft._callers import one_caller
 from jaxft._errors import ConfigurationError, JaxftError, StepError
 from jaxft._manager import Manager
 from jaxft._numbers import whole
@@ -212,7 +213,7 @@ class Step:
         self._reference: dict[Any, Programs] = {}
         self._last: Programs | None = None  # those of the last call
         self._returned = True  # the last call of the step has returned its state
-        self._caller = OneCaller()
+        self._caller: dict[str, threading.Thread] = {}  # the thread that is in a call
 
     @property
     def step(self) -> int:
@@ -248,9 +249,12 @@ class Step:
             JobFinished: the job is over, and its state is gone. A program that does not catch it ends with status 0.
             ConfigurationError: as from a call of the step.
         """
-        with self._caller:
+        one_caller(self._caller)
+        try:
             call, leaves = self._checked(state, batch, static, static_kw)
             return self._whole(call.programs, self._engine.join(call, leaves))
+        finally:
+            self._caller.clear()
 
     @MAY_TRANSFER
     def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
@@ -342,21 +346,20 @@ class Step:
             JobHalted: the step raises an exception in every group.
             NonFinite: the means are not finite, with `nonfinite="raise"`; the state is as it was.
         """
-        with self._caller:
-            return self._called(state, batch, static, static_kw)
-
-    def _called(
-        self, state: Any, batch: Any, static: Sequence[Any], static_kw: Mapping[str, Any]
-    ) -> tuple[Any, Any]:
+        one_caller(self._caller)
         try:
             call, given = self._checked(state, batch, static, static_kw)
         except BaseException:
+            self._caller.clear()
             with contextlib.suppress(JaxftError):  # outside of a job there is no loop
                 self._engine.loop.not_called()
             raise
         self._returned = False
-        leaves, metrics = self._engine.run(call, given)
-        result = self._whole(call.programs, leaves), metrics
+        try:
+            leaves, metrics = self._engine.run(call, given)
+            result = self._whole(call.programs, leaves), metrics
+        finally:
+            self._caller.clear()
         self._returned = True
         return result
 

@@ -9,6 +9,7 @@ before each later call too: one that reads it now and then, to log it or to save
 has not. A loop over a range that reads the step between every two calls cannot be told from an honest one.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from jaxft._numbers import whole
 
 if TYPE_CHECKING:
     from jaxft._replica._engine import Engine
+
+_log = logging.getLogger("jaxft")
 
 _WRITE = (
     "Write `for number in manager.steps(total):` (`step.steps(total)` without a manager), after "
@@ -88,7 +91,7 @@ class LoopWatch:
 
     def is_over(self) -> None:
         """A loop over `steps` has come to its total."""
-        self._over, self._looked = True, False
+        self._over = True
 
     def repeats_edit(self) -> bool:
         """Whether this edit of the iteration stands already, because the iteration is tried again."""
@@ -115,11 +118,13 @@ class LoopWatch:
                 "between iterations, so the loop could end after its total, at another state than the other groups. "
                 "Call the step once in each iteration."
             )
-        if self._over and not self._looked:
-            raise ConfigurationError(
-                f"The step is called after the loop over `steps` has ended, at step {step}: it would train one step "
-                "more than the other groups. To evaluate, call a function of your model that does not train; to "
-                "train on, write another loop over `steps` with a larger total."
+        if self._over:
+            self._over = False
+            _log.warning(
+                "The step is called after the loop over `steps` has come to its total, at step %d: it trains a "
+                "further step. To evaluate, call a function of your model that does not train; to train on, write "
+                "another loop over `steps` with a larger total.",
+                step,
             )
         self._unread = self._jump
         self.at_top = self._looked = False
@@ -131,7 +136,7 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
 
     Raises:
         ConfigurationError: this group has not joined the job, or the loop's body does not call the step, or calls it
-            again without having read the step. After the last iteration, a call of the step raises it.
+            again without having read the step.
     """
     if total is not None:
         total = whole("total, the number of all steps of the run,", total)
@@ -142,6 +147,7 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
             "`state = step.join(state, batch)` before the loop: it returns the job's newest state. A step that was "
             "made without this manager joins no job."
         )
+    began = watch.calls
     while total is None or engine.step < total:
         calls = watch.calls
         watch.begins()
@@ -154,4 +160,5 @@ def steps(engine: "Engine", total: int | None) -> Iterator[int]:
                 f"The body of the loop over `steps` has not called the step, so step {engine.step} is still to be "
                 "done. Call it once in each iteration, also where the rest of the body is left out."
             )
-    watch.is_over()
+    if watch.calls > began:
+        watch.is_over()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxft
+from jaxft._callers import one_caller
 from jaxft._errors import ConfigurationError, StepError
 from tests.patience import FAR_S, join
 
@@ -354,20 +355,18 @@ def numbered(step: int, shard: int) -> np.ndarray:
     return ROWS
 
 
-class Rows:
-    def __call__(self, step: int, shard: int) -> np.ndarray:
-        return ROWS
+NUMBERED: dict[int, Any] = {}
 
 
 @pytest.mark.parametrize("shards", [None, 2])
-@pytest.mark.parametrize("batches", [numbered, functools.partial(numbered), Rows(), Rows().__call__])
+@pytest.mark.parametrize("batches", [numbered, functools.partial(numbered), NUMBERED.get])
 def test_a_batch_function_in_the_place_of_the_state(shards: int | None, batches: Any) -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=shards)
     state = jnp.zeros(3)
     for began in (False, True):
         for call in (step, step.join):
             with pytest.raises(
-                ConfigurationError, match=r"are in each other's place. Write `step\(state, batch_for\)`"
+                ConfigurationError, match=r"in each other's place\? Write `step\(state, batch_for\)`"
             ):
                 call(batches, state)
         if not began:
@@ -387,17 +386,30 @@ def test_a_state_that_can_be_called_is_not_taken_for_a_batch_function() -> None:
         step(model, ROWS)
 
 
-def test_evaluating_with_the_step_after_the_loop_does_not_train() -> None:
+class Called:
+    """A model that is no pytree."""
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        return rows
+
+
+def test_a_model_that_is_no_pytree_is_not_taken_for_one_either() -> None:
+    with pytest.raises(ConfigurationError, match="A state is a pytree"):
+        jaxft.fault_tolerant(train_step, None)(Called(), ROWS)
+
+
+def test_evaluating_with_the_step_after_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
     step = jaxft.fault_tolerant(train_step, None)
     state = step.join(jnp.zeros(3), ROWS)
+    for _ in step.steps(0):
+        raise AssertionError
     for _ in step.steps(2):
         state, _ = step(state, ROWS)
-    with pytest.raises(ConfigurationError, match="train one step more than the other groups"):
-        step(state, ROWS)
-    assert step.step == 2
     for _ in step.steps(3):
         state, _ = step(state, ROWS)
-    assert state.tolist() == [-3, -3, -3]
+    assert not caplog.messages
+    step(state, ROWS)
+    assert "at step 3: it trains a further step" in caplog.text
 
 
 def test_two_threads_that_call_one_step() -> None:
@@ -425,10 +437,33 @@ def test_two_threads_that_call_one_step() -> None:
     assert step.step == 2
 
 
-def test_a_thread_that_was_ended_within_a_call_stops_no_later_one() -> None:
-    """As by an exception that arrives on the way out of the call."""
+def test_what_an_interrupted_call_has_left_behind_stops_no_later_one() -> None:
+    """As an exception that arrives on the way into the call does, in a thread that has ended, or that calls again."""
     step = jaxft.fault_tolerant(train_step, None)
-    ended = threading.Thread(target=step._caller.__enter__)
+    ended = threading.Thread(target=one_caller, args=(step._caller,))
     ended.start()
     join(ended)
-    step(jnp.zeros(3), ROWS)
+    state, _ = step(jnp.zeros(3), ROWS)
+    one_caller(step._caller)
+    state, _ = step(state, ROWS)
+    assert not step._caller
+    with pytest.raises(TypeError):
+        step(state, LIST)
+    assert not step._caller
+
+
+def test_the_newest_state_survives_ctrl_c_at_the_end_of_a_call() -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    state, _ = step(jnp.zeros(3), ROWS)
+
+    class Interrupts(dict[str, threading.Thread]):
+        def clear(self) -> None:
+            super().clear()
+            raise KeyboardInterrupt
+
+    step._caller = Interrupts()
+    with pytest.raises(KeyboardInterrupt):
+        step(state, ROWS)
+    step._caller = {}
+    state, _ = step(state, ROWS)
+    assert (step.step, state.tolist()) == (3, [-3, -3, -3])
