@@ -91,6 +91,16 @@ def test_a_halt_is_lost_and_the_time_after_the_end_is_not_counted():
     assert account.ratio(1000.0) == pytest.approx(0.5)
 
 
+def test_a_pause_is_not_counted():
+    account = training(startup_s=0.0)
+    account.commits(2.0, 2.0)
+    account.moves_to(Standing.PAUSED, 2.0)
+    assert account.ratio(3000.0) == 1.0
+    account.moves_to(Standing.TRAINING, 3602.0)
+    account.commits(2.0, 3604.0)
+    assert (account.good_s, lost(account, 3604.0)) == (pytest.approx(4.0), {})
+
+
 def test_a_step_in_progress_counts_with_its_commit():
     account = training(startup_s=1.0)
     assert account.seconds(50.0) == (0.0, {**dict.fromkeys(Source, 0.0), Source.STARTUP: 1.0})

@@ -1,6 +1,9 @@
 """Values of single metrics, for what happens to a job."""
 
+from typing import Any
+
 from jaxft_coordinator._server import Server
+from jaxft_coordinator.http import _views
 from jaxft_coordinator.http._metrics import read
 from jaxft_protocol.coordinator.job import Options, PauseAsked
 
@@ -67,3 +70,31 @@ def test_what_alerts_count_begins_at_zero():
         assert value(desk, "jaxft_departures_total", how=how) == 0
     for reason in ("lost a member", "failed"):
         assert value(desk, "jaxft_steps_retried_total", reason=reason) == 0
+
+
+def of_groups(view: Any, name: str) -> list[Any]:
+    """A field of each group in a view of a job."""
+    return [each[name] for each in view["group_list"]]
+
+
+def test_the_time_of_a_pause_is_not_counted():
+    """Nothing is lost that spares or quicker restarts would have saved, and no alert may say so."""
+    desk = watching("a", "b")
+    desk.do(PauseAsked(True))
+    desk.now_s += 2.0
+    desk.commit()
+    watched = desk.observer.jobs["job"]
+    before = _views.detail(watched, desk.now_s, history=False)
+    desk.now_s += 3600.0
+    desk.close("b")
+    after = _views.detail(watched, desk.now_s, history=False)
+    assert (before["state"], after["state"]) == ("paused", "paused")
+    for name in ("goodput", "goodput_seconds", "badput_seconds"):
+        assert after[name] == before[name]
+        assert of_groups(after, name) == of_groups(before, name)
+    desk.do(PauseAsked(False))
+    desk.now_s += 2.0
+    desk.commit()
+    assert value(desk, "jaxft_waiting") == 0
+    assert value(desk, "jaxft_badput_seconds_total", source="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION") == 0
+    assert _views.detail(watched, desk.now_s, history=False)["state"] == "training"

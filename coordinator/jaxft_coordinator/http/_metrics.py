@@ -172,7 +172,7 @@ def _waits(job: Job, standing: Standing) -> bool:
     """Whether groups wait for a quorum. Before the first one, those that compile do not."""
     if standing is Standing.STARTING:
         return any(group.phase is not GroupPhase.PRESENT for group in job.groups.values())
-    return standing is Standing.WAITING and bool(job.groups)
+    return standing in (Standing.WAITING, Standing.PAUSED) and bool(job.groups)
 
 
 def _seconds(name: str, text: str, found: dict[str, Histogram]) -> Metric:

@@ -7,7 +7,8 @@ at its first attempt is productive from its start to its last vote; the rest of 
 retried is productive for as long as such a step usually takes; the rest of it is the price of the failure.
 Contributions survive a failed attempt, so counting whole attempts as lost would count too much.
 
-The time in which no coordinator runs, and the time after the job has finished, are not counted.
+The time in which no coordinator runs, in which an operator has paused the job, and after the job has finished, is not
+counted.
 """
 
 import enum
@@ -33,6 +34,7 @@ class Standing(enum.Enum):
     STARTING = "starting"  # groups connect and compile; there has been no quorum yet
     TRAINING = "training"  # there is a quorum
     WAITING = "waiting"  # there has been a quorum, and there is none now
+    PAUSED = "paused"  # the same, because an operator wants it
     HALTED = "halted"
     FINISHED = "finished"
 

@@ -2,8 +2,8 @@
 
 While a group takes part, its time is booked as its job's is: each step's productive and lost seconds count for each
 member. In its other states the state says what the time is lost to. What a group has spent on a step that it leaves
-before the commit is lost progress. A spare that stands by, a group that ended on purpose, and the time after the job
-has finished are not counted: nothing is lost to them.
+before the commit is lost progress. A spare that stands by, a group that ended on purpose, and the time in which the
+job is paused or has finished are not counted: nothing is lost to them.
 """
 
 import enum
@@ -29,7 +29,7 @@ def spends(state: str, standing: Standing, *, spare: bool, ended: bool) -> Spend
         spare: whether it is a spare.
         ended: whether it is gone on purpose.
     """
-    if ended or standing is Standing.FINISHED:
+    if ended or standing in (Standing.PAUSED, Standing.FINISHED):
         return Spends.UNCOUNTED
     if state == GroupPhase.MEMBER.value:
         return Spends.TRAINING

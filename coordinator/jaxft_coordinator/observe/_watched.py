@@ -199,4 +199,6 @@ def _standing(job: Job, *, began: bool) -> Standing:
         return Standing.HALTED
     if job.quorum is not None:
         return Standing.TRAINING
-    return Standing.WAITING if began or job.restored_s is not None else Standing.STARTING
+    if not began and job.restored_s is None:
+        return Standing.STARTING
+    return Standing.PAUSED if job.paused else Standing.WAITING
