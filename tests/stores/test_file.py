@@ -260,7 +260,9 @@ def test_who_does_not_lead_cannot_append(tmp_path: Path):
     run(scenario)
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced", "folder moved"])
+@pytest.mark.parametrize(
+    "how", ["deleted", "replaced", "folder moved", "overwritten", "cut off", "written to"]
+)
 def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path, how: str):
     """Else it would go on writing to a file that no process finds again."""
     folder = tmp_path / "store"
@@ -268,6 +270,7 @@ def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path,
     async def scenario() -> None:
         store = FileStore(folder)
         await store.open("a:1")
+        backup = (folder / "log").read_bytes()
         await store.append([examples.saved()])
         match how:
             case "deleted":
@@ -275,11 +278,18 @@ def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path,
             case "replaced":
                 (folder / "copy").write_bytes((folder / "log").read_bytes())
                 os.replace(folder / "copy", folder / "log")
+            case "overwritten":  # by an older backup, which `cp` writes into the same file
+                (folder / "log").write_bytes(backup)
+            case "cut off":
+                (folder / "log").write_bytes(b"")
+            case "written to":
+                with (folder / "log").open("ab") as log:
+                    log.write(frame([examples.moved(9)]))
             case _:
                 folder.rename(tmp_path / "elsewhere")
-        with pytest.raises(StoreLost, match="moved, deleted or replaced"):
+        with pytest.raises(StoreLost, match="moved, deleted, replaced or overwritten"):
             await store.append([examples.moved(1)])
-        assert "moved, deleted or replaced" in await store.lost()
+        assert "moved, deleted, replaced or overwritten" in await store.lost()
         assert store.leader == ""
         await store.close()
 

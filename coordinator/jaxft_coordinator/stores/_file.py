@@ -184,8 +184,8 @@ class FileStore:
             raise StoreLost("it has closed its store")
         if self._log.replaced:
             raise StoreLost(
-                f"{self._log_path} is no longer the file that it writes to: it was moved, deleted or replaced while "
-                "it was in use"
+                f"{self._log_path} is no longer the file that it writes to: it was moved, deleted, replaced or "
+                "overwritten while it was in use"
             )
         jobs = self._jobs
         for record in new:

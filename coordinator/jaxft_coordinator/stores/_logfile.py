@@ -224,8 +224,10 @@ class Log:
 
     @property
     def replaced(self) -> bool:
-        """Whether the file was replaced or deleted: appended records would be lost."""
-        return not is_at(self.descriptor, self.path)
+        """Whether the file was replaced, deleted or overwritten: appended records would be lost."""
+        size = os.fstat(self.descriptor).st_size
+        overwritten = size < self.end or (size > self.end and not self.dirty)
+        return overwritten or not is_at(self.descriptor, self.path)
 
     def close(self) -> None:
         os.close(self.descriptor)
