@@ -297,7 +297,7 @@ class Server(pb_grpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         if not self._jobs.leading:
-            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "no coordinator leads yet"
+            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "it knows of none that leads"
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"this coordinator stands by; {leader}")
         session = _Session(SessionId(next(self._ids)), peer_of(context.peer()))
         self._sessions[session.id] = session

@@ -188,6 +188,27 @@ def test_a_leader_cut_off_from_etcd_gives_up_and_cannot_come_back(etcd: Etcd, pr
     run(scenario)
 
 
+def test_who_stands_by_without_etcd_names_no_leader(etcd: Etcd, prefix: str):
+    """The one that led may have lost etcd too, and groups would be sent to it."""
+
+    async def scenario() -> None:
+        async with proxy_to(etcd.port) as proxy:
+            first = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+            second = EtcdStore([proxy.endpoint], prefix, ttl_s=SHORT_S)
+            await first.open("host-a:1")
+            opening = asyncio.create_task(second.open("host-b:1"))
+            await until(lambda: second.leader == "host-a:1")
+            proxy.hold()
+            await until(lambda: second.leader == "")
+            proxy.let_go()
+            await until(lambda: second.leader == "host-a:1")
+            await first.close()
+            await opening
+            await second.close()
+
+    run(scenario)
+
+
 def test_a_request_that_arrives_late_changes_nothing(etcd: Etcd, prefix: str):
     """It was sent again meanwhile, and others after it: a job must not go back to what it said."""
 

@@ -111,6 +111,7 @@ class EtcdStore:
                     )
                     await self._until_leader_goes()
                 except EtcdFailed as error:
+                    self._leader = ""  # the one that led may have lost etcd too
                     wait.say(f"waiting for etcd at {self._where}: {error}")
                     await _pause()
         except BaseException:

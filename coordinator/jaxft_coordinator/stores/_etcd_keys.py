@@ -95,5 +95,5 @@ def _folded(jobs: dict[str, Saved], entry: Any, name: str) -> dict[str, Saved]:
 def _damage(key: bytes, what: str) -> StoreDamaged:
     return StoreDamaged(
         f"the value in etcd under {key.decode(errors='replace')!r} cannot be read: {what}. Another program or a "
-        "newer coordinator may have written it: use another prefix, or run the newer version"
+        "newer coordinator may have written it: run the newer version, or give this coordinator another etcd"
     )
