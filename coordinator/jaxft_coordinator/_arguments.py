@@ -174,6 +174,8 @@ def _may_be_address(flag: str, address: str) -> bool:
     host, colon, port = address.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         return False
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return False  # of an IPv6 address without brackets, the last part could be the port
     return flag != "advertise" or (bool(host) and int(port) > 0)
 
 

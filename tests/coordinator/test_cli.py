@@ -167,6 +167,9 @@ def test_every_number_that_groups_get_has_a_limit(name: str, most: int):
                 "localhost:-1",
                 "unix:/run/jaxft",
                 "h:1 ",
+                "::1",
+                "::1:29510",
+                "[::1:29510",
             )
         ),
     ],
