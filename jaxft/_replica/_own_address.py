@@ -1,8 +1,10 @@
 """The address at which the others reach this machine: the one from which it reaches the coordinator."""
 
+import contextlib
 import logging
 import socket
 import time
+from typing import Any
 
 from jaxft._errors import CoordinatorUnreachable
 from jaxft._transport._names import SLOW_WAIT_S, targets_of
@@ -46,7 +48,15 @@ def own_address(coordinator: str, limit_s: float) -> str:
 
 
 def _address_towards(coordinator: str, limit_s: float) -> str:
-    family, target = targets_of(coordinator, limit_s)[0]
+    """Try what a name stands for in turn: this machine may have no route to its IPv4 address, or to its IPv6 one."""
+    *others, last = targets_of(coordinator, limit_s)
+    for each in others:
+        with contextlib.suppress(OSError):
+            return _routed(*each)
+    return _routed(*last)
+
+
+def _routed(family: int, target: tuple[Any, ...]) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # sends nothing: it only picks the route
         address = probe.getsockname()[0]

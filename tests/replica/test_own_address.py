@@ -45,6 +45,21 @@ def test_the_next_coordinator_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert routes.asked == ["a:1", "b:2"]
 
 
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_name_with_an_address_that_has_no_route_is_reached_at_the_next(
+    monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily
+) -> None:
+    """As on a machine with IPv6 alone, for a name that also has an IPv4 address."""
+    # A broadcast, and an address of a link without its name: the kernel refuses both.
+    unreachable = {socket.AF_INET: "255.255.255.255", socket.AF_INET6: "fe80::1"}[family]
+    targets = [(family, (unreachable, 1)), (socket.AF_INET, ("127.0.0.1", 1))]
+    monkeypatch.setattr(_own_address, "targets_of", lambda address, limit_s: targets)
+    assert own_address("both:1", 0.0) == "127.0.0.1"
+    monkeypatch.setattr(_own_address, "targets_of", lambda address, limit_s: targets[:1])
+    with pytest.raises(jaxft.CoordinatorUnreachable, match="both:1: "):
+        own_address("both:1", 0.0)
+
+
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("error", [UNKNOWN, OSError(101, "Network is unreachable")])
 def test_a_route_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
