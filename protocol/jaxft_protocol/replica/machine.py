@@ -246,7 +246,8 @@ def _whom(replica: Replica) -> str:
             replica.quorum is not None and replica.vote is not None and not replica.vote.raised
         ):
             others = ", ".join(member.group for member in replica.quorum.members if member.group != me.group)
-            return f"the decision on step {replica.step}" + (f": the votes of {others}" if others else "")
+            votes = f"the votes of {others}, or " if others else ""
+            return f"the decision on step {replica.step}: {votes}the coordinator's store"
         case _ if replica.vote is not None and replica.vote.raised:
             return f"the other groups to try step {replica.vote.step}, in which this group's code raised an exception"
         case Phase.FOLLOWING if replica.prepared is not None and replica.prepared.spare:

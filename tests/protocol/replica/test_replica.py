@@ -256,7 +256,7 @@ def test_a_finished_exchange_is_a_vote_and_no_commit():
     group = voted()
     assert group.said == [Vote(QuorumId(1), Step(0), ok=True)]
     assert group.phase is Phase.VOTED
-    assert group.directive == Wait("the decision on step 0: the votes of b")
+    assert group.directive == Wait("the decision on step 0: the votes of b, or the coordinator's store")
 
 
 def test_a_broken_exchange_is_a_vote_that_names_whom_and_why():
@@ -778,4 +778,4 @@ def test_a_failure_stays_what_it_is(message: CoordinatorMessage):
 def test_words_for_whom_it_waits():
     assert joining().directive == Wait("the coordinator's next message")
     alone = joining().hear(quorum(1, 0, "a")).on(Exchanged(QuorumId(1), Step(0)))
-    assert alone.directive == Wait("the decision on step 0")
+    assert alone.directive == Wait("the decision on step 0: the coordinator's store")
