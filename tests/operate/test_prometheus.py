@@ -38,15 +38,19 @@ def text_of(observer: Observer) -> str:
     return as_text(read(Server("localhost:0", Options()), observer)).decode()
 
 
-def exported() -> set[str]:
-    """The names of all series that a coordinator exports once everything has happened to a job."""
+def samples() -> list[str]:
+    """What a coordinator exports once everything has happened to a job: names with labels, and values."""
     desk = watching("a", "b", "c")
     desk.now_s += 1.0
     desk.commit()
     desk.close("b")
     healing(desk, "b", incarnation=2)
-    lines = text_of(desk.observer).splitlines()
-    names = {line.partition("{")[0].partition(" ")[0] for line in lines if not line.startswith("#")}
+    return [line for line in text_of(desk.observer).splitlines() if not line.startswith("#")]
+
+
+def exported() -> set[str]:
+    """The names of all series of `samples`."""
+    names = {line.partition("{")[0].partition(" ")[0] for line in samples()}
     return {name for name in names if not name.startswith(("process_", "python_"))}
 
 
@@ -153,6 +157,22 @@ GONE = {f"jaxft_idle{{{JOB}}}": "1x10"}
 CASES = [
     case("JaxftNoLeader", "5m", {"jaxft_leads": "0x10"}, {}),
     case("JaxftNoLeader", "5m", {'jaxft_leads{i="1"}': "0x10", 'jaxft_leads{i="2"}': "1x10"}),
+    # Where one Prometheus scrapes several, each namespace has its own.
+    case(
+        "JaxftNoLeader",
+        "8m",
+        {'jaxft_leads{namespace="one"}': "1x20", 'jaxft_leads{namespace="two",i="1"}': "1 1 1 stale _x20"},
+        {"namespace": "two"},
+    ),
+    case(
+        "JaxftNoLeader",
+        "8m",
+        {
+            'jaxft_leads{namespace="two",i="1"}': "1 1 1 stale _x20",  # the other one took over
+            'jaxft_leads{namespace="two",i="2"}': "0 0 0 1x20",
+        },
+    ),
+    case("JaxftNoLeader", "8m", {"jaxft_leads": "1 1 stale _x20"}, {}),
     case("JaxftJobHalted", "1m", {f"jaxft_halted{{{JOB}}}": "0 1"}, {"job": "j"}),
     case("JaxftJobWaiting", "4m", {f"jaxft_waiting{{{JOB}}}": "1x10"}),
     case(
@@ -246,6 +266,32 @@ def test_every_alert_fires_when_it_should(tmp_path: Path) -> None:
     rules.write_text(yaml.safe_dump(text))
     file.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": CASES}))
     promtool("test", "rules", str(file))
+
+
+def test_the_dashboards_queries_stand_a_takeover_and_two_jobs_of_one_name(tmp_path: Path) -> None:
+    """A rate still has the series of the coordinator that led before. Two namespaces have a job of one name."""
+    lives = {
+        'instance="a",namespace="one"': "1+1x5 stale",
+        'instance="b",namespace="one"': "_x6 1+1x14",
+        'instance="c",namespace="two"': "1+1x20",
+    }
+    series = [
+        {"series": _with_labels(line.rpartition(" ")[0], labels), "values": values}
+        for line in samples()
+        for labels, values in lives.items()
+    ]
+    asked = [_filled(query).replace("[1m]", "[5m]") for _, query in queries()]
+    rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(asked)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    last = {"expr": "vector(1)", "eval_time": "20m", "exp_samples": [{"labels": "{}", "value": 1}]}
+    tests = [{"interval": "1m", "input_series": series, "promql_expr_test": [last]}]
+    told = {"rule_files": [str(tmp_path / "rules.yaml")], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(told))
+    promtool("test", "rules", str(tmp_path / "test.yaml"))
+
+
+def _with_labels(name: str, more: str) -> str:
+    return f"{name[:-1]},{more}}}" if name.endswith("}") else f"{name}{{{more}}}"
 
 
 @pytest.mark.long
