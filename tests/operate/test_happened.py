@@ -13,7 +13,7 @@ from jaxft_coordinator.observe._happened import Happened, happened
 from jaxft_coordinator.observe._watched import GONE
 from jaxft_coordinator.observe.observer import Observer, as_json
 from jaxft_protocol.coordinator.job import Event, Job, PauseAsked, SessionClosed
-from jaxft_protocol.messages import Drain, GroupName, Heartbeat, Step
+from jaxft_protocol.messages import Drain, GroupName, HaltKind, Heartbeat, Step, Vote
 
 from tests.protocol.coordinator.helpers import Desk, Done, digest_of, healing, running
 
@@ -185,6 +185,24 @@ def test_different_states_halt_the_job_with_the_kind():
     halted = next(each for each in desk.seen if each.event == "job_halted")
     assert halted.more == {"kind": "diverged"}
     assert "different states" in halted.reason
+
+
+def test_code_that_raises_in_every_group_halts_the_job_with_the_kind():
+    desk = watching("a", "b")
+    for name in ("a", "b"):
+        quorum_id = desk.quorum.quorum_id
+        desk.say(name, Vote(quorum_id, Step(0), False, reason="OSError: no sample", raised=True, shard=3))
+    halted = next(each for each in desk.seen if each.event == "job_halted")
+    assert halted.more == {"kind": "raised"}
+    assert "fails in every group" in halted.reason
+
+
+@pytest.mark.parametrize("kind", HaltKind)
+def test_every_kind_of_halt_is_in_the_schema_and_in_the_docs(kind: HaltKind) -> None:
+    name = kind.name.lower()
+    VALID.validate(as_json("job", Happened("job_halted", step=1, reason="why", more={"kind": name}), 1.0))
+    line = next(line for line in (DOCS / "operate-api.md").read_text().splitlines() if "`job_halted`" in line)
+    assert f"`{name}`" in line
 
 
 def test_a_drain_and_a_pause_are_told_and_retry_no_step():
