@@ -77,7 +77,7 @@ class Actions:
             outcome = Outcome(
                 401,
                 f"the bearer token is neither that of job {job[:200]!r} nor the operator's: `jaxft-coordinator "
-                "token --help` tells how to print both",
+                "token --help` tells how to print both. The coordinator has read its secret when it started",
             )
         elif action not in ACTIONS:
             outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")

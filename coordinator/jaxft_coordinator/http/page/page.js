@@ -303,11 +303,15 @@ $("hold").addEventListener("click", () => confirmAction($("hold").dataset.action
 $("do").addEventListener("click", async click => {
   click.preventDefault();
   const dialog = $("confirm");
-  const answer = await fetch("api/v1/actions", {
-    method: "POST", headers: {"Content-Type": "application/json", Authorization: `Bearer ${$("token").value}`},
-    body: JSON.stringify({action: dialog.dataset.action, job: chosen, group: dialog.dataset.group, reason: $("reason").value}),
-  });
-  const told = await answer.json();
+  let told = {ok: false, text: "The coordinator did not answer, and may have done it all the same: look at the job before you try again."};
+  try {
+    const answer = await fetch("api/v1/actions", {
+      method: "POST", headers: {"Content-Type": "application/json", Authorization: `Bearer ${$("token").value}`},
+      body: JSON.stringify({action: dialog.dataset.action, job: chosen, group: dialog.dataset.group, reason: $("reason").value}),
+    });
+    told = await answer.json();
+  } catch { // it says so
+  }
   if (told.ok) dialog.close(); else setText($("outcome"), told.text);
 });
 
