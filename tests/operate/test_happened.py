@@ -212,6 +212,7 @@ def test_a_drain_and_a_pause_are_told_and_retry_no_step():
     desk.commit()
     assert desk.news() == ["group_leaves b", "quorum_changed"]
     desk.leave("b")
+    assert desk.seen[-1].reason == desk.observer.jobs["job"].groups[GroupName("b")].reason == "it was drained"
     assert desk.news() == ["group_left b"]
     desk.do(PauseAsked(True))
     desk.commit()
@@ -219,6 +220,14 @@ def test_a_drain_and_a_pause_are_told_and_retry_no_step():
     assert desk.news() == ["job_paused", "quorum_ended", "job_waiting"]
     desk.do(PauseAsked(False))
     assert desk.news() == ["job_unpaused", "quorum_changed"]
+
+
+def test_a_group_that_was_drained_and_dies_while_it_serves_joiners_has_left():
+    desk = watching("a", "b")
+    desk.say("b", Drain())
+    desk.commit()
+    desk.close("b")
+    assert (desk.seen[-1].event, desk.seen[-1].reason) == ("group_left", "it was drained")
 
 
 def test_people_see_that_a_group_is_away_from_training_and_that_it_is_back():

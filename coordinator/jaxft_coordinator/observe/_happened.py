@@ -129,13 +129,13 @@ def _why(group: Group, event: Event | None, effects: Sequence[Effect]) -> tuple[
                 case Halted(reason):
                     return "group_left", f"the job halts: {reason}"
                 case Finished() | Goodbye():
-                    return "group_left", ""
+                    return "group_left", DRAINED if group.draining else ""
                 case Drained():
                     return "group_left", DRAINED
                 case _:
                     pass
     if group.phase is GroupPhase.LEAVING:
-        return "group_left", ""
+        return "group_left", DRAINED if group.draining else ""
     if isinstance(event, SessionClosed) and event.session == group.session:
         return "group_lost", event.reason
     return "group_lost", "its connection was replaced"
