@@ -50,6 +50,7 @@ from jaxft_protocol.tls import Pem
 from jaxft_coordinator import _services, limits
 from jaxft_coordinator._admission import Admission
 from jaxft_coordinator._connections import Connections, Peer, peer_of
+from jaxft_coordinator._job_log import JobLog
 from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator._outbox import Outbox
 from jaxft_coordinator.observe._timed_store import TimedStore
@@ -179,6 +180,7 @@ class Server(pb_grpc.CoordinatorServicer):
         )
         self._sessions: dict[SessionId, _Session] = {}
         self._admission = Admission(secret)
+        self._job_log = JobLog()
         self._tls = tls
         self._ids = itertools.count(1)
         self._server: grpc.aio.Server | None = None
@@ -441,7 +443,7 @@ class Server(pb_grpc.CoordinatorServicer):
                     if session := self._sessions.get(session_id):
                         session.put(None)
                 case Log(text):
-                    _log.info("%s", text)
+                    self._job_log.say(text)
                 case Persist():
                     pass  # the journal has done it
 
