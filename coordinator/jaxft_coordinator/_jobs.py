@@ -264,6 +264,8 @@ class Jobs:
         self._options = replace(self._options, term=opened.term, durable=stored, heals_from=heals_from)
         self._jobs = _restored(opened, self._options)
         self._unreadable = dict(opened.unreadable)
+        for name in self._unreadable:
+            _log.warning("%s", self.refusal(name))
         self._journal = None if self._store is None else Journal(self._store, opened.jobs, self._refused)
         self._stopped.clear()
         self._heard_s.clear()

@@ -324,7 +324,9 @@ def test_a_job_whose_record_the_store_refuses_goes_on_from_the_last_one(tmp_path
     run(scenario)
 
 
-def test_groups_of_a_job_that_does_not_read_are_told_why_and_others_go_on(tmp_path: Path):
+def test_groups_of_a_job_that_does_not_read_are_told_why_and_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     async def scenario() -> None:
         async with leading(FileStore(tmp_path)) as desk:
             desk.come("good", "a")
@@ -339,6 +341,7 @@ def test_groups_of_a_job_that_does_not_read_are_told_why_and_others_go_on(tmp_pa
         async with leading(FileStore(tmp_path)) as desk:
             refusal = desk.jobs.refusal("bad")
             assert "the record of job 'bad' cannot be read (places is -1" in refusal
+            assert refusal in caplog.messages, "before a group asks"
             assert desk.jobs.refusal("good") == ""
             job = desk.jobs.get("good")
             assert job is not None
