@@ -21,10 +21,12 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxft._launch._die_with_parent import bind_to
+from jaxft._launch._jax_again import JaxAgain, follow
 from jaxft._launch._program import run
 
 # All that a group may need until its first contribution: `import jaxft` alone imports nothing.
@@ -41,16 +43,11 @@ ALWAYS = (
 )
 # JAX imports these when it lowers its first program: 40 ms of 150. A later JAX may have others.
 WHERE_FOUND = ("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.builtin")
-# JAX reads these when it is imported, which is over.
-READ_AT_IMPORT = {
-    "JAX_CUDA_VISIBLE_DEVICES": str,
-    "JAX_ROCM_VISIBLE_DEVICES": str,
-    "JAX_NUM_CPU_DEVICES": int,
-}
 
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
+    read = dict(os.environ)
     problem = imported(sys.argv[2:])
     tell(connection, {"ready": not problem, "problem": problem})
     if problem:
@@ -62,7 +59,7 @@ def main() -> None:
     request = serve(connection)
     if request is not None:  # this is the forked process
         connection.close()
-        become(request)
+        become(request, read)
 
 
 def imported(modules: list[str]) -> str:
@@ -116,8 +113,8 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
                 tell(connection, {"number": request["number"], "pid": pid})
 
 
-def become(request: dict[str, Any]) -> None:
-    """Be the requested program, until it ends."""
+def become(request: dict[str, Any], read: Mapping[str, str]) -> None:
+    """Be the requested program, until it ends. `read`: the environment when JAX was imported."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -129,9 +126,8 @@ def become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     import jax
 
-    for name, value_of in READ_AT_IMPORT.items():
-        if name in os.environ:
-            jax.config.update(name.lower(), value_of(os.environ[name]))
+    follow(jax, read)
+    JaxAgain(jax, os.environ).install()
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # forks of one process would all draw the same numbers

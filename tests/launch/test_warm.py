@@ -75,6 +75,21 @@ print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in
 """
 
 
+# What JAX reads when it is imported: options of each type, and one that is set too late.
+VARIABLES = """
+import os, sys
+os.environ.update(JAX_ENABLE_X64="true", JAX_NUM_CPU_DEVICES="3", JAX_DEFAULT_MATMUL_PRECISION="float32")
+os.environ.update(JAX_NUMPY_RANK_PROMOTION="raise", JAX_COMPILATION_CACHE_DIR="/c", JAX_ENABLE_CHECKS=sys.argv[2])
+os.environ.update(JAX_EXEC_TIME_OPTIMIZATION_EFFORT="0.5")
+exec(sys.argv[1])
+import jax
+os.environ["JAX_DEBUG_NANS"] = "1"
+print(sorted(jax.config.values.items(), key=str))
+print(jax.numpy.ones(1).dtype, jax.device_count(), jax.__spec__.origin == jax.__file__)
+print([type(one).__module__ for one in sys.meta_path if "jaxft" in type(one).__module__])
+"""
+
+
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("a folder") / "program.py"
@@ -181,6 +196,35 @@ def test_a_fork_is_like_a_process_that_python_started(
     shown, devices = child.log.read_text().splitlines()
     assert shown == f"__main__ {program} {program.parent} its own True cpu"
     assert devices == "2,3"
+
+
+@pytest.mark.parametrize("statement", ["import jax", "import jax.numpy as jnp", "from jax import numpy"])
+def test_a_program_sets_variables_of_jax_before_it_imports_it(
+    statement: str, tmp_path: Path, processes: Processes, warm: Warm
+) -> None:
+    """As in a process that has not imported JAX: otherwise a fork trains with other bits than the program alone."""
+    program = tmp_path / "variables.py"
+    program.write_text(VARIABLES)
+    child = run(processes, warm, program, statement, "on")
+    assert ended(child) == 0, child.log.read_text()
+    assert child.warm
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(program), statement, "on"]
+    alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "float64 3 True" in alone.stdout
+    assert child.log.read_text() == alone.stdout
+
+
+def test_a_variable_that_jax_would_refuse_ends_the_program(
+    tmp_path: Path, processes: Processes, warm: Warm
+) -> None:
+    program = tmp_path / "variables.py"
+    program.write_text(VARIABLES)
+    child = run(processes, warm, program, "import jax", "maybe")
+    assert ended(child) == 1
+    assert (
+        "The environment variable JAX_ENABLE_CHECKS is 'maybe'. It is true or false." in child.log.read_text()
+    )
 
 
 def test_a_module_runs_as_with_python(processes: Processes, warm: Warm) -> None:
