@@ -39,12 +39,26 @@ def check_command(words: Sequence[str], *, command: str) -> None:
     if not words:
         raise LaunchError(missing_program(command))
     if shutil.which(words[0]) is None:
-        raise LaunchError(f"There is no program {words[0]!r} to run. Check its path.")
+        raise LaunchError(_no_program(words[0]))
     if _read_from_input(words):
         raise LaunchError(
             f"{shlex.join(words)!r} would read its program from the standard input, which no group has: each is "
             f"started several times. Save the program in a file, and name that: {command} -- python my_train.py"
         )
+
+
+def _no_program(word: str) -> str:
+    """Why a word names no program that can be run."""
+    path = Path(word)
+    if not path.exists():
+        return f"There is no program {word!r} to run. Check its path."
+    if path.is_dir():
+        return f"{word!r} is a folder. Name a program in it."
+    if path.suffix == ".py":
+        remedy = f"python {shlex.quote(word)}"
+    else:
+        remedy = shlex.quote(f"./{word}") if "/" not in word else f"chmod +x {shlex.quote(word)}"
+    return f"{word!r} is no command. Use `{remedy}`."
 
 
 def _read_from_input(words: Sequence[str]) -> bool:

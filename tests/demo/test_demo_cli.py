@@ -108,6 +108,30 @@ def test_a_program_that_is_missing_is_an_error() -> None:
         check_command(("no_such_program",), command="jaxft chaos")
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("train.py", "'train.py' is no command. Use `python train.py`."),
+        ("./a b.py", "'./a b.py' is no command. Use `python './a b.py'`."),
+        ("run.sh", "'run.sh' is no command. Use `./run.sh`."),
+        ("./run.sh", "'./run.sh' is no command. Use `chmod +x ./run.sh`."),
+        ("folder", "'folder' is a folder. Name a program in it."),
+        ("./train", "There is no program './train' to run. Check its path."),
+    ],
+)
+def test_what_is_there_and_cannot_be_run_is_told_how(
+    word: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path is right: not to be sent to check it."""
+    for name in ("train.py", "a b.py", "run.sh"):
+        (tmp_path / name).touch(0o644)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LaunchError) as caught:
+        check_command((word,), command="jaxft launch")
+    assert str(caught.value) == said
+
+
 def test_programs_of_python_that_are_named(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     for words in (
