@@ -171,6 +171,7 @@ class Manager:
         self._agent: Agent | None = None
         self._beacon: Beacon | None = None
         self._sigterm: SigtermDrains | None = None
+        self._pid = 0  # of the process that has entered it
 
     @property
     def group(self) -> str:
@@ -289,6 +290,7 @@ class Manager:
     def __enter__(self) -> Self:
         if self._member is not None:
             raise ConfigurationError("a Manager is entered once; make another for another run")
+        self._pid = os.getpid()
         config = self._config
         self._beacon = beacon_of_process()
         if self._beacon is not None:
@@ -342,6 +344,7 @@ class Manager:
                 number of shards is compared in the first step.
             CannotRestore: there are checkpoints, and all are damaged, or they cannot be read.
         """
+        self._refuse_child("restore")
         check_changed(changed)
         if self._runner is None or self._runner.started:
             raise ConfigurationError("restore belongs inside `with Manager(...)` and before the first step")
@@ -355,6 +358,8 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._pid:
+            return  # the group is in its job as long as the process that has entered it
         assert self._member is not None
         ends_with = error
         try:
@@ -412,6 +417,7 @@ class Manager:
     @property
     def _engine(self) -> Engine:
         """What runs the steps of this group."""
+        self._refuse_child("step")
         if self._runner is None:
             raise ConfigurationError(
                 f"group {self.group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
@@ -421,6 +427,16 @@ class Manager:
         if self._beacon is None:
             return engine
         return self._beacon.watching(engine, lambda: len(self.report.members))
+
+    def _refuse_child(self, called: str) -> None:
+        """Raise ConfigurationError in a child that the program has forked, which has no threads."""
+        if self._pid in (0, os.getpid()):
+            return
+        raise ConfigurationError(
+            f"Process {os.getpid()} has called the {called} of group {self.group!r}, but it was forked from process "
+            f"{self._pid}, which is in the job. A fork has none of its threads and connections. Call the {called} in "
+            f"process {self._pid} alone; a fork may do what needs no Manager and no JAX, such as loading data."
+        )
 
     def _close(self, error: BaseException | None = None) -> None:
         text = "" if error is None else repr(error)
