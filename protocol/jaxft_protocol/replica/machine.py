@@ -256,7 +256,9 @@ def _whom(replica: Replica) -> str:
             return f"the boundary after step {replica.step}, to enter the quorum"
         case Phase.WORKING if replica.paused:
             return f"an operator to resume the job, which is paused before step {replica.step}"
-        case Phase.LEAVING:
+        case Phase.LEAVING if replica.pins:
             return "joiners that still fetch this group's state"
+        case Phase.LEAVING:
+            return f"the coordinator {me.coordinator} to let this group go"
         case _:
             return "the coordinator's next message"

@@ -695,9 +695,17 @@ def test_it_says_that_it_leaves_and_stays_until_goodbye(group: Group, at_its_end
     group = replace(group)
     assert group.on(LeaveNow(at_its_end)).said == [Leave(at_its_end)]
     assert group.phase is Phase.LEAVING
-    assert group.directive == Wait("joiners that still fetch this group's state")
+    assert group.directive == Wait(f"the coordinator {ME.coordinator} to let this group go")
     assert group.hear(Goodbye()).phase is Phase.LEFT
     assert group.directive == Over(group.replica.step)
+
+
+def test_a_group_that_leaves_says_for_whom_it_waits():
+    """A coordinator that cannot write does not answer: then no joiner is to blame."""
+    group = working().hear(Pin(HealId(2), Step(0))).on(LeaveNow(finished=True))
+    assert group.directive == Wait("joiners that still fetch this group's state")
+    group = group.hear(Release(HealId(2)))
+    assert group.directive == Wait(f"the coordinator {ME.coordinator} to let this group go")
 
 
 @pytest.mark.parametrize("group", [Group(), connected()])
