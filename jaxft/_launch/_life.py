@@ -88,6 +88,7 @@ class Life:
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
         self._drained = False
         self.late = False  # the job was finished without it
+        self.joined = False  # a process has called `join` or a step
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
         commands = [
@@ -164,6 +165,7 @@ class Life:
         self.members = max((sign.members for sign in told if sign.phase not in WAITS), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)
         self.late = any(sign.phase == LATE for sign in told)
+        self.joined = self.joined or bool(told)
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:
         """End the group if one of its processes has exceeded a deadline.

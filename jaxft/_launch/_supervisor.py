@@ -400,7 +400,7 @@ class Supervisor:
             self._probe.hurry()
         if ending is Ending.DONE:
             self.state, self.late = State.DONE, life.late
-            self._say(f"{name} is done{': its job was finished without it' if self.late else ''}")
+            self._say(f"{name} is done{_but(life)}")
             return
         if self._climbs and self._restarts:
             self._climbs, self._kill_at_s = False, math.inf
@@ -462,3 +462,12 @@ def _status_of(ending: Ending, status: int) -> int:
             return status if 0 < status < 128 else ERROR
         case _:
             return AGAIN
+
+
+def _but(life: Life) -> str:
+    """What is odd about a life that was done."""
+    if life.late:
+        return ": its job was finished without it"
+    if life.joined or life.member.command:  # the launcher there has said it
+        return ""
+    return ", but its program has called no step: does it come to `with jaxft.Manager(...)`?"

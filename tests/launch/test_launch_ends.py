@@ -66,6 +66,14 @@ def test_a_group_whose_job_was_finished_without_it_does_not_end_the_others(folde
     assert "group-0 is done: its job was finished without it\n" in running.text()
 
 
+def test_a_group_that_is_done_without_a_step_says_so(folder: Path) -> None:
+    """Its program may have forgotten the Manager, or ended too early with status 0: the others are not restarted."""
+    with fakes(folder, "--groups", "2", lives=("group-0=exit:0 steps:1 exit:0",)) as running:
+        assert running.status() == 0, running.text()
+    assert "group-0 is done, but its program has called no step: does it come to" in running.text()
+    assert "group-1 is done\n" in running.text()
+
+
 def test_a_terminal_that_is_closed_drains_the_groups(folder: Path) -> None:
     ours, theirs = os.openpty()
     lives = ("drains:1 steps:1 made:up mute",)
