@@ -108,7 +108,8 @@ def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]
                 return job, ()
             sessions.closed(draft, group, reason)
         case Tick(heard_s, unix_s):
-            _tick(draft, heard_s)
+            if not _tick(draft, heard_s):
+                return draft.job, ()
             _note_idle(draft, unix_s)
         case Suspended(seconds):
             progress.suspended(draft, seconds)
@@ -207,15 +208,18 @@ def _is_steady(job: Job) -> bool:
     )
 
 
-def _tick(draft: Draft, heard_s: Mapping[SessionId, float]) -> None:
+def _tick(draft: Draft, heard_s: Mapping[SessionId, float]) -> bool:
+    """Judge by the time; return whether that was possible.
+
+    After a suspension, or without ticks for long, no group is to blame for its silence, and messages may be unread.
+    """
     job, now_s = draft.job, draft.now_s
     timeout_s = job.options.heartbeat_timeout_s
-    # Without ticks, as while the store does not answer, no group is to blame for the silence.
     last_tick_s = now_s if job.last_tick_s is None else job.last_tick_s
     draft.update(last_tick_s=now_s)
     if now_s - last_tick_s > timeout_s / 2:
-        draft.update(suspended_s=now_s)
-        return
+        progress.stalled(draft, progress.without_tick_s(job, now_s))
+        return False
     silent: list[Group] = []
     if now_s - job.suspended_s > timeout_s:
         silent = draft.select(lambda group: now_s - heard_s.get(group.session, group.came_s) > timeout_s)
@@ -227,6 +231,7 @@ def _tick(draft: Draft, heard_s: Mapping[SessionId, float]) -> None:
     quorums.end_grace(draft, last_tick_s)
     _go_on_without_the_late(draft)
     founding.end_reunion(draft)
+    return True
 
 
 def _note_idle(draft: Draft, unix_s: int) -> None:

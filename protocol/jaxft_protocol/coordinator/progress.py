@@ -113,16 +113,44 @@ def suspended(draft: Draft, seconds: float) -> None:
         first_join_s=_moved(job.first_join_s, seconds, now_s),
         committed_seen_s=_moved(job.committed_seen_s, seconds, now_s),
     )
+    for group in job.groups.values():
+        draft.put(
+            group,
+            came_s=min(now_s, group.came_s + seconds),
+            joined_s=min(now_s, group.joined_s + seconds),
+            pinned_s=min(now_s, group.pinned_s + seconds),
+        )
+
+
+def stalled(draft: Draft, seconds: float) -> None:
+    """Note that there was no tick for so long, as while the store does not answer.
+
+    Messages were read, so members are judged as ever. But what the job has decided meanwhile left only now: the next
+    attempt begins now, and donors are asked now.
+    """
+    now_s, ballot = draft.now_s, draft.job.ballot
+    draft.update(suspended_s=now_s, ballot=changed(ballot, began_s=min(now_s, ballot.began_s + seconds)))
+    for group in draft.job.groups.values():
+        draft.put(group, pinned_s=min(now_s, group.pinned_s + seconds))
+
+
+def without_tick_s(job: Job, now_s: float) -> float:
+    """Return for how long there was no tick, if that is so long that the job did not work as usual; or else 0."""
+    if job.last_tick_s is None:
+        return 0.0
+    seconds = now_s - max(job.last_tick_s, job.suspended_s)
+    return seconds if seconds > job.options.heartbeat_timeout_s / 2 else 0.0
 
 
 def measure(draft: Draft) -> None:
     """Note how long the last attempt of a committed step took, up to the last ok vote.
 
-    Without the time in which a member was away or the coordinator was suspended. The commit may have come later,
-    because of a member that hung before its vote: this is not part of a step.
+    Without the time in which a member was away, the coordinator was suspended, or its store did not answer. The
+    commit may have come later, because of a member that hung before its vote: this is not part of a step.
     """
     ballot = draft.job.ballot
-    took_s = max(0.0, ballot.last_voted_s - max(ballot.began_s, ballot.away_s))
+    began_s = ballot.began_s + without_tick_s(draft.job, draft.now_s)
+    took_s = max(0.0, ballot.last_voted_s - max(began_s, ballot.away_s))
     draft.update(recent_s=(*draft.job.recent_s, took_s)[-REMEMBERED_STEPS:], hung=0)
 
 

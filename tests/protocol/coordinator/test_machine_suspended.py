@@ -125,9 +125,54 @@ def test_groups_that_may_come_back_have_as_long_as_they_would_have_had() -> None
     assert desk.step == 3
 
 
-def test_without_ticks_alone_nothing_is_taken_off() -> None:
-    """As while the store does not answer: messages are handled."""
+def test_a_holder_whose_hello_is_unread_is_waited_for() -> None:
+    """The job had waited long enough for it, but not yet since another group came."""
+    desk = trained("a", "b")
+    desk.close("a")
+    desk.close("b")
+    desk.wait(2 * Options().heartbeat_timeout_s)
+    waits = dataclasses.replace(desk.job.options, founding_wait_s=None)
+    desk.job, history = dataclasses.replace(desk.job, options=waits), desk.job.history
+    desk.come("stale", step=2, digest="old", incarnation=9, history=history)
+    suspend(desk)
+    desk.tick(0.0)
+    desk.wait(0.5)
+    assert desk.step == 3
+    desk.come("a", step=3, history=history)
+    desk.wait(0.5)
+    assert (members(desk), desk.step) == (["a"], 3)
+
+
+def pinning(digest: int) -> Desk:
+    """Three members, of which the last tells another digest of its state for a heal, with messages unread."""
+    desk = trained("a", "b", "c")
+    desk.tells_digests = False
+    desk.come("joiner", digest="fresh")
+    suspend(desk)
+    desk.tick(0.0)
+    for name, told in (("a", 7), ("b", 7), ("c", digest)):
+        if "joiner" in desk.job.groups and desk.group("joiner").pinned_step is not None:
+            desk.pinned(name, "joiner", told)
+    return desk
+
+
+def test_digests_of_donors_that_are_unread_are_waited_for() -> None:
+    assert "c" in pinning(7).job.groups
+    assert "c" not in pinning(8).job.groups, "its state is not the majority's"
+
+
+@pytest.mark.parametrize("first", ["vote", "tick"])
+def test_while_the_store_does_not_answer_no_step_is_under_way_but_members_are_judged(first: str) -> None:
+    """Messages are handled, and there are no ticks; the commit that begins the next step leaves at the end."""
     desk = trained("a", "b")
     desk.now_s += SUSPENDED_S
+    if first == "tick":
+        desk.tick(0.0)
+    desk.wait(STEP_S if first == "tick" else 0.0)
     desk.commit()
-    assert desk.job.recent_s[-1] == pytest.approx(SUSPENDED_S)
+    assert desk.job.recent_s[-1] == pytest.approx(STEP_S if first == "tick" else 0.0, abs=0.2)
+    desk.computed("a")
+    desk.now_s += PATIENCE_S + 1
+    desk.tick(0.0)
+    desk.tick(0.1)
+    assert members(desk) == ["a"]
