@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import os
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -56,8 +57,10 @@ def _no_program(word: str) -> str:
         return f"{word!r} is a folder. Name a program in it."
     if path.suffix == ".py":
         remedy = f"python {shlex.quote(word)}"
+    elif os.access(path, os.X_OK):
+        remedy = shlex.quote(f"./{word}")
     else:
-        remedy = shlex.quote(f"./{word}") if "/" not in word else f"chmod +x {shlex.quote(word)}"
+        remedy = f"chmod +x {shlex.quote(word)}"
     return f"{word!r} is no command. Use `{remedy}`."
 
 

@@ -127,7 +127,7 @@ def become(request: dict[str, Any], read: Mapping[str, str]) -> None:
     import jax
 
     follow(jax, read)
-    JaxAgain(jax, os.environ).install()
+    JaxAgain(os.environ).install()
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # forks of one process would all draw the same numbers

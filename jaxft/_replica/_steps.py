@@ -91,7 +91,7 @@ class LoopWatch:
 
     def is_over(self) -> None:
         """A loop over `steps` has come to its total."""
-        self._over = True
+        self._over, self._looked = True, False
 
     def repeats_edit(self) -> bool:
         """Whether this edit of the iteration stands already, because the iteration is tried again."""
@@ -118,7 +118,7 @@ class LoopWatch:
                 "between iterations, so the loop could end after its total, at another state than the other groups. "
                 "Call the step once in each iteration."
             )
-        if self._over:
+        if self._over and not self._looked:
             self._over = False
             _log.warning(
                 "The step is called after the loop over `steps` has come to its total, at step %d: it trains a "

@@ -54,6 +54,7 @@ match sys.argv[1:]:
 # Two groups with a token: their first step, and then which modules they have imported for it.
 TRAINING = """
 import sys
+import jax  # brings back the modules of JAX that the warm process has imported
 before = set(sys.modules)
 import jax.numpy as jnp, jaxft
 
@@ -198,7 +199,16 @@ def test_a_fork_is_like_a_process_that_python_started(
     assert devices == "2,3"
 
 
-@pytest.mark.parametrize("statement", ["import jax", "import jax.numpy as jnp", "from jax import numpy"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import jax",
+        "import jax.numpy as jnp",
+        "from jax import numpy",
+        "from jax.numpy import ones; ones(1)",
+        "from jax.sharding import Mesh",
+    ],
+)
 def test_a_program_sets_variables_of_jax_before_it_imports_it(
     statement: str, tmp_path: Path, processes: Processes, warm: Warm
 ) -> None:
@@ -222,9 +232,39 @@ def test_a_variable_that_jax_would_refuse_ends_the_program(
     program.write_text(VARIABLES)
     child = run(processes, warm, program, "import jax", "maybe")
     assert ended(child) == 1
-    assert (
-        "The environment variable JAX_ENABLE_CHECKS is 'maybe'. It is true or false." in child.log.read_text()
+    assert "JAX cannot be imported with these environment variables: ValueError: " in child.log.read_text()
+    assert "maybe" in child.log.read_text()
+
+
+def test_a_program_removes_a_variable_of_jax_before_it_imports_it(tmp_path: Path) -> None:
+    """Others are read as JAX reads them, or not at all."""
+    program = tmp_path / "removes.py"
+    program.write_text(
+        "import importlib.util, os, sys\n"
+        "print(importlib.util.find_spec('jax').origin, 'jax' in sys.modules)\n"
+        "del os.environ['JAX_ENABLE_X64']\n"
+        "os.environ.update(JAX_PLATFORM_NAME='CPU', JAX_SORT_DEVICES_BY_PROCESS_INDEX='0')\n"
+        "from jax.numpy import ones\n"
+        "import jax\n"
+        "print(ones(1).dtype, sorted(jax.config.values.items(), key=str))\n"
     )
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
+    with Processes(tmp_path, cwd=tmp_path) as processes:
+        warm = processes.start_warm("warm", environment=environment)
+        assert warm is not None
+        assert warm.until_ready()
+        child = processes.start("removes", [sys.executable, str(program)], warm=warm, environment=environment)
+        assert ended(child) == 0, child.log.read_text()
+        assert child.warm
+    alone = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+    )
+    assert "float32" in alone.stdout
+    assert child.log.read_text() == alone.stdout
 
 
 def test_a_module_runs_as_with_python(processes: Processes, warm: Warm) -> None:
