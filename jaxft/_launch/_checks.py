@@ -1,8 +1,8 @@
 """Checks before anything is started, with advice on what to do."""
 
 import importlib.util
-import re
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Sequence

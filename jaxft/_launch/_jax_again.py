@@ -87,7 +87,7 @@ def follow(jax: Any, read: Mapping[str, str]) -> None:
 
 
 def _as_jax_reads_them() -> Mapping[str, Any]:
-    """What a fresh interpreter has for options of JAX in this environment: each has rules of its own."""
+    """What a fresh interpreter has for options of JAX in this environment: each has its own rules."""
     done = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, text=True, check=False)
     if done.returncode:
         said = done.stderr.strip().rpartition("\n")[2]
