@@ -113,7 +113,8 @@ def test_a_program_that_is_missing_is_an_error() -> None:
     [
         ("train.py", "'train.py' is no command. Use `python train.py`."),
         ("./a b.py", "'./a b.py' is no command. Use `python './a b.py'`."),
-        ("run.sh", "'run.sh' is no command. Use `./run.sh`."),
+        ("run.sh", "'run.sh' is no command. Use `chmod +x run.sh`."),
+        ("ready.sh", "'ready.sh' is no command. Use `./ready.sh`."),
         ("./run.sh", "'./run.sh' is no command. Use `chmod +x ./run.sh`."),
         ("folder", "'folder' is a folder. Name a program in it."),
         ("./train", "There is no program './train' to run. Check its path."),
@@ -125,6 +126,7 @@ def test_what_is_there_and_cannot_be_run_is_told_how(
     """Its path is right: not to be sent to check it."""
     for name in ("train.py", "a b.py", "run.sh"):
         (tmp_path / name).touch(0o644)
+    (tmp_path / "ready.sh").touch(0o755)
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError) as caught:
