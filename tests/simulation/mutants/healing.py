@@ -76,7 +76,7 @@ def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
 # ---- a committed state that is near ----
 
 
-@mutant(sessions, "_nothing_was_done", seeds=(107615, 147508))
+@mutant(sessions, "_nothing_was_done", seeds=(1304,))
 def _founders_that_leave_end_a_job_that_has_not_begun(nothing: Any) -> Any:
     """The last member that leaves as finished ends the job, also before the first commit."""
     return lambda draft: False

@@ -41,7 +41,7 @@ def _one_alone_that_has_computed_may_hang(waiting: Any) -> Any:
     return lambda draft: None if draft.job.ballot.computed else waiting(draft)
 
 
-@mutant(sessions, "heal_failed", "kill", "crash", "stall", seeds=(1001501,))
+@mutant(sessions, "heal_failed", "kill", "crash", "stall", seeds=(1001844,))
 def _what_a_joiner_has_healed_to_counts_as_fresh(heal_failed: Any) -> Any:
     """A joiner whose heal fails does not say of which history its state is by now."""
     return lambda draft, group, message: heal_failed(draft, group, replace(message, history=HistoryId(0)))
