@@ -203,10 +203,7 @@ class Server(pb_grpc.CoordinatorServicer):
             ports.check(self._bind)
             self.port = self._add_port(server)
         except (OSError, ValueError) as error:
-            said = (error.strerror if isinstance(error, OSError) else None) or error
-            raise OSError(
-                f"cannot listen on {self._bind!r}: {said}. For --bind, {ports.advice(error)}."
-            ) from error
+            raise OSError(f"cannot listen on {self._bind!r}: {ports.problem(error, '--bind')}") from error
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {self._bind!r}: gRPC does not take it. For --bind, name an address and a port "

@@ -22,6 +22,8 @@ _PLAIN = {
     "JAX_ROCM_VISIBLE_DEVICES": str,
     "JAX_NUM_CPU_DEVICES": int,
 }
+# How long a fresh interpreter may take, also on a busy machine: it needs half a second.
+_IMPORT_S = 300.0
 _ASK = (
     "import jax, sys; kinds = (bool, int, float, str, type(None)); "
     "sys.stdout.write(repr({name: value for name, value in jax.config.values.items() if type(value) in kinds}))"
@@ -72,6 +74,7 @@ def follow(jax: Any, read: Mapping[str, str]) -> None:
 
     Raises:
         ValueError: a variable has a value that JAX refuses.
+        subprocess.TimeoutExpired: a fresh interpreter has not imported JAX within `_IMPORT_S`.
     """
     names = {name for name in (*os.environ, *read) if name.startswith("JAX_")}
     changed = [name for name in names if os.environ.get(name) != read.get(name)]
@@ -88,7 +91,8 @@ def follow(jax: Any, read: Mapping[str, str]) -> None:
 
 def _as_jax_reads_them() -> Mapping[str, Any]:
     """What a fresh interpreter has for options of JAX in this environment: each has its own rules."""
-    done = subprocess.run([sys.executable, "-P", "-c", _ASK], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", _ASK]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_IMPORT_S)
     if done.returncode:
         said = done.stderr.strip().rpartition("\n")[2]
         raise ValueError(f"JAX cannot be imported with these environment variables: {said}")

@@ -499,7 +499,7 @@ class Programs:
         except Exception as error:
             if (found := special(error)) is None:
                 raise
-            name = {id(self.cut.apply): "apply", id(self.cut.report): "report"}.get(id(part), "compute")
+            name = "apply" if part is self.cut.apply else "report" if part is self.cut.report else "compute"
             raise explained(found, name, part, inputs) from None
 
     def _sibling(self, key: BatchKey, state: Sequence[jax.Array], batch: Any) -> "Programs":

@@ -109,6 +109,12 @@ def advice(error: OSError | ValueError) -> str:
     return _ADVICE.get(number or 0, "name it as host:port, such as localhost:29510 or [::]:29510")
 
 
+def problem(error: OSError | ValueError, flag: str) -> str:
+    """Say what an error of `check` or `bound` means for the address of a flag, and what to do."""
+    said = getattr(error, "strerror", None) or error
+    return f"{said}. For {flag}, {advice(error)}."
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Return both parts of host:port. Raises ValueError if it is not that."""
     host, _, port = address.rpartition(":")

@@ -135,8 +135,5 @@ def _listening(bind: str) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for each in found:
             each.close()
-        said = getattr(error, "strerror", None) or str(error)
-        raise OSError(
-            f"cannot listen on {bind!r} for HTTP: {said}. For --http, {ports.advice(error)}."
-        ) from error
+        raise OSError(f"cannot listen on {bind!r} for HTTP: {ports.problem(error, '--http')}") from error
     return found

@@ -3,9 +3,9 @@
 Time here is wall time of the job as a whole, as its coordinator sees it, from when its first group connects. It is
 either productive or lost to one `Source`; the names are those of ml-goodput where one fits. A step that is committed
 at its first attempt is productive from its start to its last vote; the rest of its time, in which members were away
-(evaluating, saving, loading data between two calls) or the coordinator was suspended, is OTHER. A step that had to be
-retried is productive for as long as such a step usually takes; the rest of it is the price of the failure.
-Contributions survive a failed attempt, so counting whole attempts as lost would count too much.
+(evaluating, saving, loading data between two calls), the coordinator was suspended, or its store did not answer, is
+OTHER. A step that had to be retried is productive for as long as such a step usually takes; the rest of it is the
+price of the failure. Contributions survive a failed attempt, so counting whole attempts as lost would count too much.
 
 The time in which no coordinator runs, in which an operator has paused the job, and after the job has finished, is not
 counted.

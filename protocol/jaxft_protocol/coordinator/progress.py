@@ -18,9 +18,9 @@ If no member is ahead, no member is late: all may be in a long step, or evaluati
 part counts as waiting, because it could continue alone.
 
 Patience is derived from measurements: several times the duration of recent steps, and at least two heartbeat
-timeouts. Time during which a member was away, or the coordinator was suspended, is not part of a step. The longest of
-many steps is ignored, so a single stall does not increase patience for long; two long steps are considered normal.
-Until this coordinator has measured a step, patience is very long.
+timeouts. Time during which a member was away, the coordinator was suspended, or its store did not answer, is not part
+of a step. The longest of many steps is ignored, so a single stall does not increase patience for long; two long steps
+are considered normal. Until this coordinator has measured a step, patience is very long.
 
 If steps suddenly become many times longer, the evicted members did not hang, and their replacements are not faster.
 So patience doubles with each eviction since the last commit, until a step is committed and measured.

@@ -43,7 +43,7 @@ def test_it_is_not_part_of_a_step(when: str) -> None:
     desk.vote("b")
     if when == "between":
         suspend(desk)
-    if when == "after":  # c dies which is noticed later
+    if when == "after":  # c has died, which is noticed now
         suspend(desk)
         desk.close("c")
     else:
