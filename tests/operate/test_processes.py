@@ -105,7 +105,11 @@ def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
 
 @pytest.mark.long
 def test_the_time_of_a_coordinator_that_is_stopped_is_not_productive(tmp_path: Path) -> None:
-    """The groups' votes wait for it meanwhile; its clock goes on."""
+    """The groups' votes wait for it meanwhile; its clock goes on.
+
+    gRPC's keepalive ends a connection that was silent for 5 to 10 s. Then the groups connect again, and the step of
+    the stop is retried, so its time is lost to another source.
+    """
     heartbeat_s, stopped_s = 6.0, 8.0
     with cluster(tmp_path) as here:
         web = port.start(here, "--heartbeat-timeout-ms", str(round(1000 * heartbeat_s)))
@@ -122,7 +126,7 @@ def test_the_time_of_a_coordinator_that_is_stopped_is_not_productive(tmp_path: P
         steps_s = web.metric("jaxft_step_seconds_sum", job="toy")
         assert "this coordinator did not run for" in here.coordinator_log.read_text()
         assert not any(worker.says("evict") for worker in workers.values())
-    passed_s = after["badput_seconds"]["OTHER"] - before["badput_seconds"]["OTHER"]
+    passed_s = sum(after["badput_seconds"].values()) - sum(before["badput_seconds"].values())
     assert passed_s > stopped_s - heartbeat_s / 2
     assert steps_s == pytest.approx(after["goodput_seconds"], abs=heartbeat_s / 2)
 
