@@ -121,6 +121,16 @@ class Jobs:
     def get(self, name: str) -> Job | None:
         return self._jobs.get(name)
 
+    def blocked(self, name: str) -> str:
+        """Say that the job waits for its record to be written; "" if it does not, or not for long."""
+        if not self._is_blocked(name):
+            return ""
+        assert self._journal is not None
+        return (
+            f"the store has not taken its last decision for {self._journal.blocked_s(name):.0f} s. The coordinator's "
+            "log says why"
+        )
+
     def refusal(self, name: str) -> str:
         """Why no group of this job can be admitted; "" if one can."""
         if why := self._unreadable.get(name):

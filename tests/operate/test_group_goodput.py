@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from jaxft_coordinator.http import _views
 from jaxft_coordinator.observe._goodput import Account, Source, Standing
 from jaxft_coordinator.observe._group_goodput import GroupAccount, Spends, spends
 from jaxft_protocol.messages import Drain, GroupName
 
-from tests.operate.test_happened import Watching, watching
+from tests.operate.test_happened import Watching, told_of, watching
 from tests.operate.test_metrics import value
 from tests.protocol.coordinator.helpers import Desk, healing
 
@@ -213,7 +212,7 @@ def test_the_api_has_the_causes_to_which_a_group_lost_something():
     desk.commit()
     desk.close("b")
     desk.now_s += 6.0
-    told = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)
+    told = told_of(desk)
     found = {each["group"]: each for each in told["group_list"]}  # pyright: ignore
     assert found["b"]["badput_seconds"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] == 6.0
     assert "PROGRAM_STARTUP" not in found["b"]["badput_seconds"]

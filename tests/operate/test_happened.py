@@ -5,14 +5,16 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+from jaxft_coordinator._server import Server
 from jaxft_coordinator.http import _views
 from jaxft_coordinator.observe._happened import Happened, happened
 from jaxft_coordinator.observe._watched import GONE
 from jaxft_coordinator.observe.observer import Observer, as_json
-from jaxft_protocol.coordinator.job import Event, Job, PauseAsked, SessionClosed
+from jaxft_protocol.coordinator.job import Event, Job, Options, PauseAsked, SessionClosed
 from jaxft_protocol.messages import Drain, GroupName, HaltKind, Heartbeat, Step, Vote
 
 from tests.protocol.coordinator.helpers import Desk, Done, digest_of, healing, running
@@ -59,6 +61,12 @@ def watching(*names: str, **options: float) -> Watching:
     watched.before = desk.job
     watched.observer.saw(desk.job, None, (), desk.now_s)
     return watched
+
+
+def told_of(desk: Watching) -> dict[str, Any]:
+    """What the API says of the job."""
+    jobs = Server("localhost:0", Options()).jobs
+    return _views.detail(desk.observer.jobs["job"], jobs, desk.now_s, history=False)
 
 
 def test_a_job_begins():
@@ -235,7 +243,7 @@ def test_people_see_that_a_group_is_away_from_training_and_that_it_is_back():
     seen: list[bool] = []
     for away in (False, True, True, False):
         desk.say("a", Heartbeat(away=away, moves=True))
-        told, _ = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)["group_list"]  # pyright: ignore
+        told, _ = told_of(desk)["group_list"]
         seen.append(told["away"])  # pyright: ignore
     assert seen == [False, True, True, False]
 
@@ -245,7 +253,7 @@ def test_people_see_when_a_group_last_sent_anything():
     desk.now_s += 1.0
     desk.say("a", Heartbeat())
     desk.now_s += 2.0
-    told = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)["group_list"]  # pyright: ignore
+    told = told_of(desk)["group_list"]
     assert [each["heard_s_ago"] for each in told] == [2.0, 3.0]  # pyright: ignore
 
 
@@ -257,7 +265,7 @@ def test_an_event_and_the_state_after_it_have_the_same_time(monkeypatch: pytest.
     desk.observer.listen(lambda job, number, text: told.append(json.loads(text)))
     desk.close("b")
     (lost,) = (event for event in told if event["event"] == "group_lost")
-    groups = _views.detail(desk.observer.jobs["job"], desk.now_s, history=False)["group_list"]
+    groups = told_of(desk)["group_list"]
     (gone,) = (group for group in groups if group["group"] == "b")  # pyright: ignore[reportGeneralTypeIssues]
     assert (lost["t"], gone["state"]) == (gone["since"], GONE)
 

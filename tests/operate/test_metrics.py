@@ -3,11 +3,10 @@
 from typing import Any
 
 from jaxft_coordinator._server import Server
-from jaxft_coordinator.http import _views
 from jaxft_coordinator.http._metrics import read
 from jaxft_protocol.coordinator.job import Options, PauseAsked
 
-from tests.operate.test_happened import Watching, watching
+from tests.operate.test_happened import Watching, told_of, watching
 from tests.protocol.coordinator.helpers import Desk
 
 
@@ -83,11 +82,10 @@ def test_the_time_of_a_pause_is_not_counted():
     desk.do(PauseAsked(True))
     desk.now_s += 2.0
     desk.commit()
-    watched = desk.observer.jobs["job"]
-    before = _views.detail(watched, desk.now_s, history=False)
+    before = told_of(desk)
     desk.now_s += 3600.0
     desk.close("b")
-    after = _views.detail(watched, desk.now_s, history=False)
+    after = told_of(desk)
     assert (before["state"], after["state"]) == ("paused", "paused")
     for name in ("goodput", "goodput_seconds", "badput_seconds"):
         assert after[name] == before[name]
@@ -97,4 +95,4 @@ def test_the_time_of_a_pause_is_not_counted():
     desk.commit()
     assert value(desk, "jaxft_waiting") == 0
     assert value(desk, "jaxft_badput_seconds_total", source="INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION") == 0
-    assert _views.detail(watched, desk.now_s, history=False)["state"] == "training"
+    assert told_of(desk)["state"] == "training"

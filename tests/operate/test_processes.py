@@ -1,6 +1,7 @@
 """The HTTP port of a real coordinator, with real groups, one of which is killed."""
 
 import json
+import resource
 import signal
 import time
 from pathlib import Path
@@ -129,6 +130,29 @@ def test_the_time_of_a_coordinator_that_is_stopped_is_not_productive(tmp_path: P
     passed_s = sum(after["badput_seconds"].values()) - sum(before["badput_seconds"].values())
     assert passed_s > stopped_s - heartbeat_s / 2
     assert steps_s == pytest.approx(after["goodput_seconds"], abs=heartbeat_s / 2)
+
+
+def test_a_job_whose_decisions_cannot_be_written_is_shown_to_wait(tmp_path: Path) -> None:
+    """No file of the coordinator may become larger, as on a full disk."""
+    state = tmp_path / "state"
+    with cluster(tmp_path) as here:
+        web = port.start(here, "--state", str(state))
+        here.start("group-0", "--steps", "1000000")
+        here.until(lambda: (web.metric("jaxft_step", job="toy") or 0) > 20, "step 20")
+        assert here.coordinator is not None
+        pid = here.coordinator.pid
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        full_bytes = max(path.stat().st_size for path in state.iterdir())
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (full_bytes, before[1]))
+        here.until(lambda: web.job()["waiting"], "the job to be shown to wait")
+        blocked = web.job()
+        listed = web.json("/api/v1/jobs")["jobs"][0]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        here.until(lambda: web.job()["step"] > blocked["step"] + 20, "the job to go on")
+        here.until(lambda: web.job()["state"] == "training", "the job to be shown to train")
+    assert blocked["waiting"].startswith("the store has not taken its last decision for ")
+    assert blocked["state"] == listed["state"] == "waiting"
+    assert listed["waiting"]
 
 
 def check_events_of_groups(folder: Path) -> None:

@@ -66,7 +66,7 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         return JSONResponse({**_views.coordinator(server), "actions": actions.enabled})
 
     async def jobs(request: Request) -> Response:
-        return JSONResponse({"jobs": _views.summaries(observer, time.monotonic())})
+        return JSONResponse({"jobs": _views.summaries(observer, server.jobs, time.monotonic())})
 
     async def job(request: Request) -> Response:
         name = request.path_params["job"]
@@ -76,7 +76,7 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         if watched is None or watched.job is None:
             known = f"{len(observer.jobs)} jobs are listed at /api/v1/jobs"
             return _problem(404, f"this coordinator knows no job {name[:200]!r}; {known}")
-        return JSONResponse(_views.detail(watched, time.monotonic(), history=True))
+        return JSONResponse(_views.detail(watched, server.jobs, time.monotonic(), history=True))
 
     async def events(request: Request) -> Response:
         try:

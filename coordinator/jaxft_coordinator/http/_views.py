@@ -50,14 +50,14 @@ def who_leads(jobs: Jobs) -> str:
     )
 
 
-def summary(watched: WatchedJob, now_s: float) -> Json:
+def summary(watched: WatchedJob, jobs: Jobs, now_s: float) -> Json:
     """Describe a job in a few fields."""
-    job, account = watched.job, watched.account
+    job, account, blocked = watched.job, watched.account, jobs.blocked(watched.name)
     assert job is not None
     quorum, ratio = job.quorum, account.ratio(now_s)
     return {
         "job": watched.name,
-        "state": state(watched),
+        "state": "waiting" if blocked else state(watched),
         "step": None if job.frontier is None else job.frontier.step,
         "quorum_id": job.last_quorum_id,
         "members": 0 if quorum is None else len(quorum.members),
@@ -67,7 +67,7 @@ def summary(watched: WatchedJob, now_s: float) -> Json:
         "steps_per_s": round(watched.steps_per_s, 4),
         "goodput": None if ratio is None else round(ratio, 4),
         "paused": job.paused,
-        "waiting": job.waiting,
+        "waiting": blocked or job.waiting,
         "halted": "" if job.halted is None else job.halted.reason,
         "committed_at": watched.committed_unix_s,
         "values": dict(watched.values),
@@ -86,12 +86,12 @@ def states(watched: WatchedJob) -> Mapping[str, int]:
     return dict(Counter(group.state for group in watched.groups.values()))
 
 
-def detail(watched: WatchedJob, now_s: float, *, history: bool) -> Json:
+def detail(watched: WatchedJob, jobs: Jobs, now_s: float, *, history: bool) -> Json:
     """Describe a job and each of its groups; with `history`, also the kept events and points of its curve."""
     assert watched.job is not None
     good_s, lost_s = watched.account.seconds(now_s)
     whole: Json = {
-        **summary(watched, now_s),
+        **summary(watched, jobs, now_s),
         "goodput_seconds": round(good_s, 3),
         "badput_seconds": {source.value: round(seconds, 3) for source, seconds in lost_s.items()},
         "steps_committed": watched.committed,
@@ -144,8 +144,9 @@ def _group(name: GroupName, known: WatchedGroup, watched: WatchedJob, now_s: flo
 class Snapshots:
     """The texts that all viewers share: each job's description is made at most once a second."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, jobs: Jobs) -> None:
         self._observer = observer
+        self._jobs = jobs
         self._made: dict[str, tuple[float, str]] = {}
 
     def job(self, name: str) -> str | None:
@@ -154,11 +155,11 @@ class Snapshots:
         if watched is None or watched.job is None:
             self._made.pop(name, None)
             return None
-        return self._fresh(f"job {name}", lambda now_s: detail(watched, now_s, history=False))
+        return self._fresh(f"job {name}", lambda now_s: detail(watched, self._jobs, now_s, history=False))
 
     def jobs(self) -> str:
         """Return a summary of all jobs, as JSON."""
-        return self._fresh("jobs", lambda now_s: {"jobs": summaries(self._observer, now_s)})
+        return self._fresh("jobs", lambda now_s: {"jobs": summaries(self._observer, self._jobs, now_s)})
 
     def _fresh(self, key: str, make: Callable[[float], Json]) -> str:
         now_s = time.monotonic()
@@ -171,6 +172,6 @@ class Snapshots:
         return text
 
 
-def summaries(observer: Observer, now_s: float) -> list[Json]:
+def summaries(observer: Observer, jobs: Jobs, now_s: float) -> list[Json]:
     """Describe all jobs, in order of their names."""
-    return [summary(each, now_s) for _, each in sorted(observer.jobs.items()) if each.job is not None]
+    return [summary(each, jobs, now_s) for _, each in sorted(observer.jobs.items()) if each.job is not None]

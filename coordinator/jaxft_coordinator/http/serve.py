@@ -62,7 +62,7 @@ class HttpPort:
         self.port = 0
         self._bind = bind
         self._observer = observer
-        self._streams = Streams(observer, Snapshots(observer))
+        self._streams = Streams(observer, Snapshots(observer, server.jobs))
         app = make_app(server, observer, Actions(server.jobs, observer, secret), self._streams)
         config = uvicorn.Config(
             app,
