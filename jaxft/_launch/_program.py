@@ -5,12 +5,15 @@ python -m jaxft._launch._program -m MODULE ARGUMENTS...
 """
 
 import contextlib
+import functools
+import itertools
 import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from jaxft._errors import JaxftError, JobFinished
 from jaxft._launch._statuses import status_of
@@ -23,6 +26,7 @@ def run(words: Sequence[str]) -> None:
     Raises:
         SystemExit: the program has ended with an error of the library.
     """
+    sys.excepthook = functools.partial(_show, sys.excepthook)
     try:
         _run(words)
     except BaseException as error:
@@ -48,7 +52,7 @@ def _run(words: Sequence[str]) -> None:
         _write(f"jaxft: {error}\n")  # it is no failure: no traceback, as in a program without a launcher
         raise SystemExit(status_of(error)) from error
     except JaxftError as error:
-        _write(traceback.format_exc())
+        _write("".join(traceback.format_exception(type(error), error, _of_program(error))))
         raise SystemExit(status_of(error)) from error
 
 
@@ -56,6 +60,33 @@ def _lead_path(folder: str) -> None:
     """Have the folder of the program in the place of this module's, unless `-P` says that there is none."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
+
+
+def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, whole: object) -> None:
+    """Have `show`, a `sys.excepthook`, print an error as if Python had run the program itself."""
+    error.__traceback__ = _of_program(error)  # the hook of Python prints this one, and not its argument
+    show(kind, error, error.__traceback__)
+
+
+def _of_program(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames of this module, of what has called it, and of runpy.
+
+    Of a program that does not compile nothing is left, as in Python. An error of a frame that is not the program's
+    keeps all: it is no error of the program.
+    """
+    frames = list(_frames(error.__traceback__))
+    ours = [number for number, frame in enumerate(frames) if frame.tb_frame.f_code is _run.__code__]
+    rest = frames[ours[-1] + 1 :] if ours else frames
+    programs = list(itertools.dropwhile(lambda frame: frame.tb_frame.f_globals is vars(runpy), rest))
+    if programs:
+        return programs[0]
+    return None if isinstance(error, SyntaxError) else error.__traceback__
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def _say(error: BaseException) -> None:

@@ -35,3 +35,31 @@ def test_what_a_program_exits_with_is_told(tmp_path: Path, nproc: int) -> None:
     program = "import sys; sys.exit(ValueError('there is no data'))"
     ended = run(program, tmp_path, nproc=nproc, stderr=subprocess.PIPE)
     assert (ended.returncode, ended.stderr) == (1, "there is no data\n")
+
+
+FAILURES = {
+    "an error": "def f():\n    raise ValueError('mine')\nf()",
+    "an error of another": "try:\n    1 / 0\nexcept ArithmeticError as e:\n    raise ValueError('mine') from e",
+    "one of the library": AGAIN,
+    "what does not compile": "def f(:\n",
+    "what does not compile, imported": "import ast; ast.parse('def f(:')",
+    "several": "raise ExceptionGroup('both', [ValueError('mine'), OSError('yours')])",
+    "a hook": "import sys\nsys.excepthook = lambda *told: print(told[:2], file=sys.stderr)\nraise OSError('mine')",
+    "an interrupt": "raise KeyboardInterrupt",
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_printed_as_python_prints_it(tmp_path: Path, name: str) -> None:
+    """Without the frames of what runs the program."""
+    ended = run(FAILURES[name], tmp_path, nproc=1, stderr=subprocess.PIPE)
+    alone = patience.run([sys.executable, str(tmp_path / "program.py")], stderr=subprocess.PIPE, text=True)
+    assert alone.stderr
+    assert ended.stderr == alone.stderr
+
+
+@pytest.mark.parametrize("words", [("-m", "is_missing"), ("is_missing.py",)])
+def test_a_program_that_is_missing_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = patience.run([*RUN, *words], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert "is_missing" in ended.stderr.splitlines()[-1]

@@ -274,6 +274,18 @@ def test_a_module_runs_as_with_python(processes: Processes, warm: Warm) -> None:
     assert child.log.read_text() == "__main__ ['x']\n"
 
 
+@pytest.mark.parametrize("text", ["def f():\n    1 / 0\nf()", "import ast\nast.parse('(')", "print((\n"])
+def test_a_failure_in_a_fork_is_printed_as_by_python(processes: Processes, warm: Warm, text: str) -> None:
+    script = processes.folder / f"fails-{len(processes._children)}.py"
+    script.write_text(text)
+    child = run(processes, warm, script)
+    assert child.warm
+    assert ended(child) == 1
+    alone = patience.run([sys.executable, str(script)], stderr=subprocess.PIPE, text=True)
+    assert "Error" in alone.stderr
+    assert child.log.read_text() == alone.stderr
+
+
 def test_forks_do_not_draw_the_same_random_numbers(processes: Processes, warm: Warm, program: Path) -> None:
     drawn: set[str] = set()
     for _ in range(2):
