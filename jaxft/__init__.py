@@ -79,6 +79,11 @@ _MODULE_OF = {
     "shard_index": "_programs._primitive",
 }
 
+# A traceback gives an error the name by which a program catches it.
+for _error in [value for name, value in globals().items() if name in __all__ and isinstance(value, type)]:
+    _error.__module__ = __name__
+del _error
+
 
 def __getattr__(name: str) -> _Any:
     if name == "data":

@@ -4,6 +4,7 @@ import ast
 import importlib
 import pickle
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,13 @@ def _declared_homes() -> dict[str, str]:
         for alias in node.names
         if not alias.name.startswith("__")
     }
+
+
+def test_an_error_is_printed_under_the_name_that_programs_catch() -> None:
+    errors = [getattr(jaxft, name) for name in jaxft.__all__]
+    kinds = [kind for kind in errors if isinstance(kind, type) and issubclass(kind, BaseException)]
+    assert jaxft.JobHalted in kinds
+    for kind in kinds:
+        printed = traceback.format_exception_only(kind("it is so"))
+        assert printed == [f"jaxft.{kind.__name__}: it is so\n"]
+        assert isinstance(pickle.loads(pickle.dumps(kind("it is so"))), kind)

@@ -198,7 +198,7 @@ def test_a_consumed_state_on_several_devices_does_not_crash() -> None:
         "step(state, np.ones(8, np.float32))\n"
         "try:\n"
         "    step(state, np.ones(8, np.float32))\n"
-        "except jaxft._errors.ConfigurationError as error:\n"
+        "except jaxft.ConfigurationError as error:\n"
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
