@@ -12,7 +12,7 @@ from jaxft_protocol.replica.state import LeaveNow
 
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
-from jaxft._errors import ConfigurationError, JaxftError, JobFinished, SessionFailed
+from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
@@ -374,6 +374,8 @@ class Manager:
                 self._beacon.drained(self._runner.step if self._runner else 0)
             if isinstance(error, JobFinished) and self._beacon is not None:
                 self._beacon.late()
+            if isinstance(error, CannotHeal) and self._beacon is not None:
+                self._beacon.stranded()
         except BaseException as leaving:
             ends_with = leaving  # other ranks may be in a collective that waits for this one
             raise

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from jaxft._launch._announcements import APPLY, WAIT, follow
-from jaxft._launch._phase_file import DRAINED, LATE, Word, WordFile
+from jaxft._launch._phase_file import DRAINED, LATE, STRANDED, Word, WordFile
 from jaxft._replica._engine import Call, Engine
 from jaxft._replica._steps import LoopWatch
 
@@ -92,6 +92,10 @@ class Beacon:
     def late(self) -> None:
         """Tell that the job was finished without this group: its status 0 does not mean that its program is done."""
         self._tell(LATE, 0)
+
+    def stranded(self) -> None:
+        """Tell that the group found no other that holds the job's state."""
+        self._tell(STRANDED, 0)
 
     def _tell(self, phase: str, step: int) -> None:
         if self._applies is not None and step > self._applies:

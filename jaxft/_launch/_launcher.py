@@ -115,6 +115,7 @@ class Launcher:
                 self._coordinator.poll()
             self._end_together()
             self._give_up_together()
+            self._give_up_stranded()
             if self._kill_at_s is None:  # otherwise all groups end anyway
                 for watch in self._watches:
                     watch.poll()
@@ -182,6 +183,20 @@ class Launcher:
                     f"{one.member.name} ends, since {one.member.group} cannot go on without its other hosts"
                 )
                 one.kill()
+
+    def _give_up_stranded(self) -> None:
+        """Give up a job whose state nothing holds: each of its groups has found that several times in a row.
+
+        Only a launch that has started the coordinator knows all groups. Those on other hosts do not tell it.
+        """
+        left = [one for one in self.supervisors if not one.over]
+        if self._coordinator is None or self._drains or not all(one.stranded for one in left):
+            return
+        for one in left:
+            one.give_up(
+                "No group holds the job's state any more, and none has found a checkpoint of it, so it cannot go on. "
+                "To train again from the first step, start another launch, in another --folder if you gave one."
+            )
 
     def _watch(self, one: Supervisor, health: Health) -> Watch:
         return Watch(

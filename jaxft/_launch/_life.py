@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
-from jaxft._launch._phase_file import DRAINED, LATE, read_word
+from jaxft._launch._phase_file import DRAINED, LATE, STRANDED, read_word
 from jaxft._launch._processes import REAP_TIMEOUT_S, REST_TIMEOUT_S, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
 from jaxft._launch._statuses import Ending
@@ -88,6 +88,7 @@ class Life:
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
         self._drained = False
         self.late = False  # the job was finished without it
+        self.stranded = False  # it found no group that holds the job's state
         self.joined = False  # a process has called `join` or a step
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
@@ -165,6 +166,7 @@ class Life:
         self.members = max((sign.members for sign in told if sign.phase not in WAITS), default=0)
         self._drained = any(sign.phase == DRAINED for sign in told)
         self.late = any(sign.phase == LATE for sign in told)
+        self.stranded = any(sign.phase == STRANDED for sign in told)
         self.joined = self.joined or bool(told)
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:

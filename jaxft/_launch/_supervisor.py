@@ -32,6 +32,8 @@ from jaxft._launch._warm import Warm
 
 # How often the phases of the processes are compared with their deadlines.
 SUPERVISE_EVERY_S = 0.5
+# After so many lives in a row that found no group with the job's state, another one will not find it either.
+STRANDED_IN_A_ROW = 2
 # Waits longer than this are logged.
 FIRST_MENTION_S = 5.0
 
@@ -117,6 +119,9 @@ class Supervisor:
         self._climbs = False
         self._ends = False
         self._told_foreign = False
+        self._stranded = 0  # so many lives in a row
+        self._before: Life | None = None  # the last one before those
+        self._given_up = False
 
     @property
     def over(self) -> bool:
@@ -149,6 +154,12 @@ class Supervisor:
     def step(self) -> int:
         """The highest step that it told."""
         return max(self._step, 0 if self.life is None else self.life.step)
+
+    @property
+    def stranded(self) -> bool:
+        """Whether no group that it can reach holds the job's state, as it has found again and again."""
+        trains = self.life is not None and self.life.committed > 0
+        return self._stranded >= STRANDED_IN_A_ROW and not trains
 
     def poll(self) -> None:
         """Do what is due."""
@@ -202,6 +213,14 @@ class Supervisor:
     def leave(self) -> None:
         """Do not restart it any more."""
         self._restarts = False
+
+    def give_up(self, why: str) -> None:
+        """End the group at once, for an error of its program: another launch would end in the same way."""
+        runs = self.state is State.RUNNING
+        self._give_up(why, ERROR, "" if self._before is None else self._last_log(self._before))
+        if runs:
+            self._given_up, self.state = True, State.RUNNING
+            self.kill()
 
     def kill(self) -> None:
         """End the group at once, or go on without it if it runs as another user. It is not restarted."""
@@ -388,6 +407,8 @@ class Supervisor:
         """Decide what follows the end of a life."""
         life.clean_up()
         self._step = self.step
+        self._stranded = self._stranded + 1 if life.stranded else 0
+        self._before = self._before if life.stranded else life
         name, (ending, status) = self.member.name, life.result()
         lived_s = round(time.monotonic() - life.started_s, 3)
         self._write(
@@ -406,6 +427,9 @@ class Supervisor:
             self._climbs, self._kill_at_s = False, math.inf
             self.state, self._due_s = State.WAITING, self._ended_s
             self._write(GroupRestarts(group=name, life=life.number + 1, wait_s=0.0))
+            return
+        if self._given_up:
+            self.state = State.GIVEN_UP
             return
         if not self._restarts or ending is Ending.DRAINED:
             self.state = State.LEFT
@@ -432,10 +456,7 @@ class Supervisor:
             stands_by=self.member.spare,
         )
         if isinstance(decision, GiveUp):
-            self.state = State.GIVEN_UP
-            self.status = _status_of(ending, status)
-            self._say(f"{name} is given up. {decision.why}\n{log()}".rstrip())
-            self._write(GroupGivenUp(group=name, life=max(0, self.lives - 1), why=decision.why))
+            self._give_up(decision.why, _status_of(ending, status), log())
             return
         self._past = decision.past
         self._due_s = time.monotonic() + decision.wait_s
@@ -443,6 +464,11 @@ class Supervisor:
         if decision.wait_s:
             self._say(f"{name} is restarted in {decision.wait_s:.1f} s")
         self._write(GroupRestarts(group=name, life=self.lives, wait_s=round(decision.wait_s, 3)))
+
+    def _give_up(self, why: str, status: int, log: str) -> None:
+        self.state, self.status = State.GIVEN_UP, status
+        self._say(f"{self.name} is given up. {why}\n{log}".rstrip())
+        self._write(GroupGivenUp(group=self.name, life=max(0, self.lives - 1), why=why))
 
     def _last_log(self, life: Life) -> str:
         return (life.failed or life.ranks[0]).child.log_tail()

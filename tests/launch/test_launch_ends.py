@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, NOWHERE, fakes, is_alive, launch_command
+from tests.launch.launches import FAKE, NOWHERE, fakes, is_alive, launch, launch_command
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +64,51 @@ def test_a_group_whose_job_was_finished_without_it_does_not_end_the_others(folde
     assert [event["group"] for event in running.events("group_restarts")] == ["group-1"]
     assert [event["ending"] for event in running.events("group_ended")] == ["done", "killed", "done"]
     assert "group-0 is done: its job was finished without it\n" in running.text()
+
+
+STRANDED = "phase:stranded:0 exit:75"
+
+
+def test_a_job_whose_state_nothing_holds_is_given_up(folder: Path) -> None:
+    """With the log of the life that ended it, and at once: further lives would find nothing, either."""
+    lives = (
+        "say:the-cause steps:3 exit:75",
+        STRANDED,
+        f"group-1=gate:waits {STRANDED}",
+        "made:waits mute",
+    )
+    with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
+        assert running.status() == 1, running.text()
+    given_up = running.events("group_given_up")
+    assert {event["group"] for event in given_up} == {"group-0", "group-1"}
+    assert [event["life"] for event in running.events("group_started") if event["group"] == "group-1"][
+        -1
+    ] == 2
+    for event in given_up:
+        assert event["why"].startswith("No group holds the job's state any more")
+    told = running.text().partition("is given up")[2]
+    assert "-0.0.log) ---" in told
+    assert "the-cause" in told
+
+
+def test_a_group_that_finds_no_state_while_another_trains_does_not_end_that(folder: Path) -> None:
+    lives = ("steps:3 group-1=gate:over exit:75", STRANDED)
+    words = ("--groups", "2", "--no-warm", "--max-restarts", "2")
+    with launch(folder, *words, program=(*FAKE, *lives)) as running:
+        given_up = running.until("group_given_up")
+        running.file("over").touch()
+        assert running.until("group_ended", 5)["group"] == "group-1"
+    assert given_up["group"] == "group-0"
+    assert given_up["why"] == "It ended 3 times in a row without a new step (--max-restarts 2)."
+
+
+def test_only_a_launch_with_a_coordinator_knows_that_nothing_holds_the_state(folder: Path) -> None:
+    with fakes(
+        folder, "--groups", "2", "--max-restarts", "2", lives=("steps:3 exit:75", STRANDED)
+    ) as running:
+        assert running.status() == 75, running.text()
+    for event in running.events("group_given_up"):
+        assert event["why"].startswith("It ended 3 times in a row without a new step")
 
 
 def test_a_group_that_is_done_without_a_step_says_so(folder: Path) -> None:

@@ -332,3 +332,13 @@ def test_a_program_that_raises_in_one_rank_of_two_is_started_once_more(folder: P
     for life in range(2):
         log = (folder / f"group-0.{life}.{rank}.log").read_text()
         assert log.count("ValueError: this rank cannot train") == 1, log
+
+
+@pytest.mark.long
+def test_a_job_that_fails_in_every_group_without_checkpoints_ends_with_the_failure(folder: Path) -> None:
+    program = (sys.executable, str(Path(__file__).with_name("stranded_program.py")))
+    with launch(folder, "--groups", "2", program=program, JAX_PLATFORMS="cpu") as running:
+        assert running.status() == 1, running.text()
+    told = running.text().partition("is given up")[2]
+    assert "No group holds the job's state any more" in told
+    assert "ValueError: record 3 cannot be read" in told
