@@ -80,9 +80,9 @@ _MODULE_OF = {
 }
 
 # A traceback gives an error the name by which a program catches it.
-for _error in [value for name, value in globals().items() if name in __all__ and isinstance(value, type)]:
-    _error.__module__ = __name__
-del _error
+for _name in __all__:
+    if isinstance(globals().get(_name), type):
+        globals()[_name].__module__ = __name__
 
 
 def __getattr__(name: str) -> _Any:
