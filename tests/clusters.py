@@ -75,7 +75,9 @@ class Cluster:
     # Of groups in fresh interpreters.
     environment: dict[str, str] = field(default_factory=lambda: {"JAX_PLATFORMS": "cpu"})
 
-    def start_coordinator(self, *flags: str, port: int = 0) -> None:
+    def start_coordinator(
+        self, *flags: str, port: int = 0, program: Path | str = "jaxft_coordinator"
+    ) -> None:
         """Start a coordinator; with `port`, where another one has been: only then groups may bring a state to it."""
         if not port and "--founding-wait-ms" not in flags:
             flags = (*AT_ONCE, *flags)
@@ -84,7 +86,7 @@ class Cluster:
         port = port or free_ports(1)[0]
         arguments = ("--bind", f"{self.host}:{port}", *flags)
         namespace = self.namespace("coordinator")
-        self.coordinator = Script("jaxft_coordinator", arguments, log_path, namespace=namespace)
+        self.coordinator = Script(program, arguments, log_path, namespace=namespace)
         self.started.append(self.coordinator)
         self.coordinator_log = log_path
         pattern = re.compile(r"listens on .*\(port (\d+)\)")

@@ -37,3 +37,31 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
         # One of them may have gone on alone while the other healed, up to the end.
         ids = [event["quorum_id"] for group in groups.values() for event in group.steps()]
         assert max(ids) > 1, "quorum ids grow over a restart"
+
+
+def test_a_coordinator_that_refuses_running_groups_can_be_put_right(tmp_path: Path) -> None:
+    """As after an upgrade to a version with another protocol, or with a wrong secret."""
+    state = ("--state", str(tmp_path / "state"))
+    flags = ("--steps", str(STEPS), "--gate", f"6:{tmp_path / 'gate'}")
+    with cluster(tmp_path) as here:
+        here.start_coordinator(*state)
+        groups = here.start_together(("group-0", "group-1"), lambda group: flags)
+        here.until(lambda: all(group.step == 6 for group in groups.values()), "six steps")
+        for program in (Path(__file__).with_name("other_protocol.py"), "jaxft_coordinator"):
+            assert here.coordinator is not None
+            here.coordinator.kill()
+            here.coordinator.wait()
+            here.start_coordinator(*state, port=here.port, program=program)
+            if program != "jaxft_coordinator":
+                for group in groups.values():
+                    here.until(
+                        lambda group=group: group.says("This group was in its job before: it dials again"),
+                        "a group to be refused",
+                    )
+        (tmp_path / "gate").touch()
+        here.until_finished(*groups.values())
+        assert {group.digest for group in groups.values()} == {digest_alone(STEPS)}
+    for group in groups.values():
+        assert "install the same jaxft on both. This group was in its job before" in group.log()
+        steps = [event["step"] for event in group.steps()]
+        assert steps == sorted(set(steps)), "a committed step was done again"

@@ -82,6 +82,7 @@ def welcome(draft: Draft, message: Welcome) -> None:
         dials=0,
         term=message.term,
         offline_since_s=None,
+        refusal="",
         frontier_step=message.frontier_step,
         frontier_held=message.frontier_held,
     )
@@ -228,7 +229,26 @@ def refused(draft: Draft, message: Refused) -> None:
         lines.append(
             "Start every group of a job with the same program and settings, or use another job name."
         )
-    draft.fail(FailureKind.JOIN_REFUSED, "\n".join(lines))
+    text = "\n".join(lines)
+    if draft.replica.phase is Phase.GREETING and draft.replica.term:
+        _wait_after_refusal(draft, text)
+        return
+    draft.fail(FailureKind.JOIN_REFUSED, text)
+
+
+def _wait_after_refusal(draft: Draft, text: str) -> None:
+    """A group that was in its job dials again.
+
+    The coordinator there now is of another version, say, or has another secret. This group may hold the only state of
+    its job, and an operator can put that right.
+    """
+    timeout_s = draft.replica.failure_timeout_s
+    if draft.replica.refusal != text:
+        draft.log(
+            f"{text} This group was in its job before: it dials again, up to {timeout_s:g} s", warning=True
+        )
+    draft.update(refusal=text)
+    draft.effects.append(Close("it refused this group"))
 
 
 def halted(draft: Draft, reason: str, kind: HaltKind) -> None:

@@ -143,8 +143,9 @@ def heal(heal_id: int, step: int) -> Heal:
     return Heal(HealId(heal_id), Step(step), DONORS)
 
 
-def welcome(frontier_step: int | None = None, quorum_id: int = 0) -> Welcome:
-    return Welcome(1000, None if frontier_step is None else Step(frontier_step), QuorumId(quorum_id))
+def welcome(frontier_step: int | None = None, quorum_id: int = 0, term: int = 0) -> Welcome:
+    step = None if frontier_step is None else Step(frontier_step)
+    return Welcome(1000, step, QuorumId(quorum_id), term=term)
 
 
 def connected() -> Group:
@@ -232,6 +233,51 @@ def test_a_refusal_is_an_error_that_lists_what_differs():
         "  program: the job has 'x', this group '-'",
         "Start every group of a job with the same program and settings, or use another job name.",
     ]
+
+
+def in_its_job() -> Group:
+    """At 100 s, with no coordinator any more."""
+    group = connected().hear(welcome(term=3)).on(Prepared(Step(0), 0xD1, SETTINGS, 2)).hear(quorum(1, 0))
+    group.now_s = 100.0
+    return group.on(Disconnected("reset"))
+
+
+def test_a_group_that_was_in_its_job_is_not_lost_by_a_coordinator_that_refuses_it():
+    """It may hold the only state of the job, and an operator can put right what is wrong."""
+    group, notes = in_its_job(), []
+    for now_s in (101.0, 130.0):
+        group.now_s = now_s
+        group.on(Connected()).hear(Refused("protocol version 2 of group 'a' is not the coordinator's 3"))
+        notes += group.notes
+        assert group.phase is Phase.GREETING
+        assert Close("it refused this group") in group.effects
+        group.on(Disconnected("it refused this group")).on(Tick())
+        assert group.phase is Phase.OFFLINE
+    assert notes == [
+        "the coordinator coordinator:29510 refused group 'a': protocol version 2 of group 'a' is not the "
+        "coordinator's 3. This group was in its job before: it dials again, up to 60 s"
+    ]
+    group.now_s = 159.0
+    group.on(Connected()).hear(welcome(0, 1, term=4))
+    assert (group.phase, group.replica.refusal) == (Phase.JOINING, "")
+
+
+def test_a_group_that_is_refused_for_the_whole_timeout_says_why():
+    group = in_its_job()
+    group.on(Connected()).hear(Refused("it does not know the token")).on(Disconnected("closed"))
+    group.now_s = 160.1
+    group.on(Tick())
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.kind is FailureKind.JOIN_REFUSED
+    assert "it does not know the token. This group was in its job before, and has dialled for 60 s." in (
+        group.directive.failure.text
+    )
+
+
+def test_a_coordinator_that_has_never_welcomed_the_group_refuses_it_at_once():
+    group = Group().on(Connected()).hear(Refused("it does not know the token"))
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.kind is FailureKind.JOIN_REFUSED
 
 
 def test_a_waiting_job_says_why_until_it_moves():
