@@ -51,7 +51,8 @@ def test_a_coordinator_that_refuses_running_groups_can_be_put_right(tmp_path: Pa
             assert here.coordinator is not None
             here.coordinator.kill()
             here.coordinator.wait()
-            here.start_coordinator(*state, port=here.port, program=program)
+            # Nor do other options of the coordinator concern a job that runs.
+            here.start_coordinator(*state, "--min-replicas", "2", port=here.port, program=program)
             if program != "jaxft_coordinator":
                 for group in groups.values():
                     here.until(

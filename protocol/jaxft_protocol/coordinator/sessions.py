@@ -537,7 +537,7 @@ def _differences(draft: Draft, message: Join) -> tuple[Difference, ...]:
     if job.settings is None:
         return ()
     ours = {**job.settings, **_said_of(job.min_replicas, job.total_shards)}
-    asked = message.min_replicas or job.options.min_replicas
+    asked = message.min_replicas or job.min_replicas
     theirs = {**message.settings, **_said_of(asked, message.total_shards)}
     return tuple(
         Difference(name, ours.get(name, "-"), theirs.get(name, "-"))

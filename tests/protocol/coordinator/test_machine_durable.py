@@ -1,6 +1,7 @@
 """What a coordinator records, and how it continues from that."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from jaxft_protocol.coordinator import durable
@@ -16,7 +17,7 @@ from jaxft_protocol.coordinator.job import (
     Saved,
     Send,
 )
-from jaxft_protocol.messages import Commit, Heal, HealId, NewQuorum, Welcome
+from jaxft_protocol.messages import Commit, Heal, HealId, NewQuorum, Refused, Welcome
 from jaxft_protocol.values import changed
 
 from tests.protocol.coordinator.helpers import Desk, Done, healing, members, running
@@ -43,9 +44,12 @@ class Log:
 
         desk.do = log  # pyright: ignore[reportAttributeAccessIssue]
 
-    def restart(self, *, term: int = 5) -> Desk:
+    def restart(self, *, term: int = 5, **changed: Any) -> Desk:
+        """`changed`: options of the coordinator that were others before."""
         heals_from = HealId(term << durable.HEALS_PER_LIFE_BITS)
-        options = Options(min_replicas=1, term=term, durable=True, heals_from=heals_from)
+        options = Options(
+            **{"min_replicas": 1, "term": term, "durable": True, "heals_from": heals_from, **changed}
+        )
         return Desk(durable.restored(self.known["job"], options, 0.0))
 
 
@@ -172,6 +176,30 @@ def test_after_a_restart_the_members_go_on_at_the_frontier_under_a_higher_id():
     assert desk.job.quorum is None, "it waits for b, who has computed as well"
     desk.join("b", step=2, digest="")
     assert (members(desk), desk.step, desk.quorum.quorum_id) == (["a", "b"], 2, 2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"min_replicas": 2},
+        {"min_replicas": 7},
+        {"heartbeat_timeout_s": 60.0},
+        {"heartbeat_timeout_s": 0.5},
+        {"join_timeout_s": 1.0},
+        {"founding_wait_s": 0.0},
+        {"samples": True},
+    ],
+)
+def test_after_a_restart_with_other_options_the_members_go_on(changed: dict[str, Any]):
+    """An option of the coordinator is no setting of a group that says nothing of it."""
+    desk = logged("a", "b").restart(**changed)
+    for name in ("a", "b"):
+        desk.hello(name)
+    for name in ("a", "b"):
+        assert not desk.join(name, step=2, digest="").only(Refused)
+    assert (members(desk), desk.step) == (["a", "b"], 2)
+    desk.commit()
+    assert desk.job.min_replicas == 1
 
 
 def test_after_a_restart_those_who_do_not_come_back_are_not_waited_for_long():
