@@ -34,7 +34,7 @@ class Standing(enum.Enum):
     STARTING = "starting"  # groups connect and compile; there has been no quorum yet
     TRAINING = "training"  # there is a quorum
     WAITING = "waiting"  # there has been a quorum, and there is none now
-    PAUSED = "paused"  # the same, because an operator wants it
+    PAUSED = "paused"  # there is none now, because an operator wants it
     HALTED = "halted"
     FINISHED = "finished"
 

@@ -102,7 +102,7 @@ class WatchedJob:
             self.account.commits(took_s, now_s)
         elif before is not None and before.quorum is not None and job.quorum is not before.quorum:
             self.account.retries()
-        standing = _standing(job, began=self.account.standing is not Standing.STARTING)
+        standing = _standing(job)
         if standing is not self.account.standing:
             self.account.moves_to(standing, now_s)
             for group in self.groups.values():
@@ -192,13 +192,13 @@ def state_of(phase: GroupPhase) -> str:
     return phase.value
 
 
-def _standing(job: Job, *, began: bool) -> Standing:
+def _standing(job: Job) -> Standing:
     if job.finished is not None:
         return Standing.FINISHED
     if job.halted is not None:
         return Standing.HALTED
     if job.quorum is not None:
         return Standing.TRAINING
-    if not began and job.restored_s is None:
-        return Standing.STARTING
-    return Standing.PAUSED if job.paused else Standing.WAITING
+    if job.paused:
+        return Standing.PAUSED
+    return Standing.WAITING if job.last_quorum_id else Standing.STARTING
