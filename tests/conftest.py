@@ -21,6 +21,8 @@ os.environ.pop("JAXFT_TLS_KEY", None)
 # The variables of a `make` that runs the tests would be those of each `make` that a test runs.
 os.environ.pop("MAKEFLAGS", None)
 os.environ.pop("MAKEOVERRIDES", None)
+os.environ.pop("PYTHON", None)
+os.environ.pop("VENV", None)
 
 # Without bytecode on disk, each of some hundred processes would compile all of JAX's sources: 1.5 s of a core.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
