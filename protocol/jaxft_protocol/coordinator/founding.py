@@ -22,7 +22,8 @@ ended their loop, and are too few (`sessions.finish`).
 
 *Replacing a founding.* A group with a state that was unknown here may still come later. A history is named after the
 incarnation that founded it. If the coordinator has lost its store and a fresh group was quicker than the groups with
-a history, the fresh founding is undone, as long as nothing has been committed on it. If a group brings a higher step
+a history, the fresh founding is undone, as long as nothing has been committed on it; its groups are refused if their
+settings are others (`settings`). If a group brings a higher step
 of the job's own history, it is newer than the job: all other groups report their states again, and the job resumes
 from the newest one.
 """
@@ -55,8 +56,7 @@ def found(draft: Draft) -> None:
         return
     joined = draft.select(has_joined)
     if not joined:
-        # All groups that had joined are gone: their settings no longer apply.
-        draft.update(settings=None, total_shards=None, min_replicas=0, first_join_s=None)
+        forget_settings(draft)
         return
     timed_out = draft.now_s - job.first_join_s >= job.options.join_timeout_s
     if len(joined) < job.min_replicas or (not timed_out and draft.select(compiles)):
@@ -67,6 +67,11 @@ def found(draft: Draft) -> None:
     if founders:
         draft.log(f"founded at step {founders[0].step} by {names_text(founders)}")
     _refuse_other_histories(draft)
+
+
+def forget_settings(draft: Draft) -> None:
+    """All groups that had joined are gone: their settings no longer apply."""
+    draft.update(settings=None, total_shards=None, min_replicas=0, first_join_s=None)
 
 
 def newer_may_come(draft: Draft, candidates: Sequence[Group]) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxft_protocol.coordinator import bounds, digests, donors, founding, halting, quorums, terms
+from jaxft_protocol.coordinator import bounds, digests, donors, founding, halting, quorums, settings, terms
 from jaxft_protocol.coordinator.assign import MAX_WEIGHT
 from jaxft_protocol.coordinator.draft import Draft, as_member, names_text
 from jaxft_protocol.coordinator.job import Close, Group, GroupPhase, Holder, Send, SessionId
@@ -35,7 +35,7 @@ from jaxft_protocol.messages import (
     Waiting,
     Welcome,
 )
-from jaxft_protocol.names import ENDED, LEFT, one_line, shards_text
+from jaxft_protocol.names import ENDED, LEFT
 from jaxft_protocol.values import changed
 
 MAX_NAME_LENGTH = 200
@@ -110,14 +110,16 @@ def join(draft: Draft, group: Group, message: Join) -> None:
     if problem:
         refuse(draft, group, problem)
         return
-    differences = _differences(draft, message)
-    if differences:
-        names = one_line(", ".join(difference.name for difference in differences))
-        refuse(draft, group, f"group {group.name!r} differs from job {job.name!r} in: {names}", differences)
-        return
     if message.step == 0 and job.frontier is not None and message.history != job.history:
         # It healed to the first state of a founding that was undone before any commit.
         message = replace(message, history=HistoryId(0))
+    differing = settings.differences(job, message)
+    if differing and not settings.overrules(draft, message):
+        refuse(draft, group, settings.reason_of(job, group, differing), differing)
+        return
+    if differing:
+        settings.give_way(draft, differing)
+        job = draft.job
     if founding.gives_way_to(draft, message):
         founding.give_way(draft)
         job = draft.job
@@ -530,25 +532,6 @@ def _hello_problem(message: Hello) -> str:
     if (message.rank, message.ranks) != (0, 1):
         return f"rank {message.rank} of {message.ranks}: groups of several processes are not supported yet"
     return ""
-
-
-def _differences(draft: Draft, message: Join) -> tuple[Difference, ...]:
-    job = draft.job
-    if job.settings is None:
-        return ()
-    ours = {**job.settings, **_said_of(job.min_replicas, job.total_shards)}
-    asked = message.min_replicas or job.min_replicas
-    theirs = {**message.settings, **_said_of(asked, message.total_shards)}
-    return tuple(
-        Difference(name, ours.get(name, "-"), theirs.get(name, "-"))
-        for name in sorted(ours.keys() | theirs.keys())
-        if ours.get(name) != theirs.get(name)
-    )
-
-
-def _said_of(min_replicas: int, total_shards: int | None) -> dict[str, str]:
-    """Return typed values as text, to compare and show them like settings."""
-    return {"min_replicas": str(min_replicas), "shards": shards_text(total_shards)}
 
 
 def _holds_frontier(draft: Draft, group: Group) -> bool:

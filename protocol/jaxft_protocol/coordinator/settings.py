@@ -1,0 +1,59 @@
+"""The settings of a job: all its groups have the same.
+
+They are those of the first group to join, unless a group with a committed state comes and only fresh ones are there,
+as after a restart of a coordinator that has forgotten the job. Then a group with a changed program, started over and
+over by a supervisor, may be quicker than the groups that train: they would be refused, and the job's state lost.
+"""
+
+from jaxft_protocol.coordinator import founding
+from jaxft_protocol.coordinator.draft import Draft
+from jaxft_protocol.coordinator.job import Group, Job
+from jaxft_protocol.messages import Difference, Join
+from jaxft_protocol.names import one_line, shards_text
+
+
+def differences(job: Job, message: Join) -> tuple[Difference, ...]:
+    """Return what a group would have otherwise than the job."""
+    if job.settings is None:
+        return ()
+    ours = {**job.settings, **_said_of(job.min_replicas, job.total_shards)}
+    asked = message.min_replicas or job.min_replicas
+    theirs = {**message.settings, **_said_of(asked, message.total_shards)}
+    return tuple(
+        Difference(name, ours.get(name, "-"), theirs.get(name, "-"))
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+def overrules(draft: Draft, message: Join) -> bool:
+    """Return whether a group brings a committed state, and the others have only fresh ones."""
+    if not (message.step and message.history):
+        return False
+    if draft.job.frontier is not None:
+        return founding.gives_way_to(draft, message)
+    return not any(group.step and group.history for group in draft.select(founding.has_joined))
+
+
+def give_way(draft: Draft, differing: tuple[Difference, ...]) -> None:
+    """Refuse the groups that have joined, because one with other settings brings a committed state."""
+    if draft.job.frontier is not None:
+        founding.give_way(draft)
+    swapped = tuple(Difference(one.name, one.group, one.job) for one in differing)
+    for group in draft.select(founding.has_joined):
+        reason = (
+            f"{reason_of(draft.job, group, swapped)}, as another group has it, which brings a committed state"
+        )
+        draft.refuse(group, reason, swapped)
+    founding.forget_settings(draft)
+
+
+def reason_of(job: Job, group: Group, differing: tuple[Difference, ...]) -> str:
+    """Say in what a group differs from the job."""
+    names = one_line(", ".join(difference.name for difference in differing))
+    return f"group {group.name!r} differs from job {job.name!r} in: {names}"
+
+
+def _said_of(min_replicas: int, total_shards: int | None) -> dict[str, str]:
+    """Return typed values as text, to compare and show them like settings."""
+    return {"min_replicas": str(min_replicas), "shards": shards_text(total_shards)}
