@@ -154,6 +154,18 @@ def case(alert: str, at: str, series: dict[str, str], *firing: dict[str, str]) -
 
 JOB = 'job="j"'
 GONE = {f"jaxft_idle{{{JOB}}}": "1x10"}
+# Alerts about the last half hour or hour, and what makes them fire.
+WHILE_IT_LASTED = {
+    "JaxftGroupsFlap": {f'jaxft_departures_total{{{JOB},how="lost"}}': "0+1x200"},
+    "JaxftStepsRetried": {
+        f'jaxft_steps_retried_total{{{JOB},reason="failed"}}': "0+1x200",
+        f"jaxft_steps_committed_total{{{JOB}}}": "0+10x200",
+    },
+    "JaxftGoodputLow": {
+        f"jaxft_goodput_seconds_total{{{JOB}}}": "0+30x200",
+        f'jaxft_badput_seconds_total{{{JOB},source="OTHER"}}': "0+30x200",
+    },
+}
 CASES = [
     case("JaxftNoLeader", "5m", {"jaxft_leads": "0x10"}, {}),
     case("JaxftNoLeader", "5m", {'jaxft_leads{i="1"}': "0x10", 'jaxft_leads{i="2"}': "1x10"}),
@@ -245,6 +257,23 @@ CASES = [
             f'jaxft_badput_seconds_total{{{JOB},source="OTHER"}}': "0+30x200",
         },
         {"job": "j"},
+    ),
+    # What was lost before a job finished is over: nothing is to be done about it.
+    *(
+        case(alert, "2h", series | {f"jaxft_finished{{{JOB}}}": finished}, *firing)
+        for alert, series in WHILE_IT_LASTED.items()
+        for finished, firing in (("0x200", [{"job": "j"}]), ("0x60 1x140", []))
+    ),
+    # A job of one name that another coordinator has, and that has not finished.
+    case(
+        "JaxftGroupsFlap",
+        "2h",
+        {
+            f'jaxft_departures_total{{{JOB},how="lost",namespace="busy"}}': "0+1x200",
+            f'jaxft_finished{{{JOB},namespace="done"}}': "1x200",
+            f'jaxft_finished{{{JOB},namespace="busy"}}': "0x200",
+        },
+        {"job": "j", "namespace": "busy"},
     ),
     case("JaxftStoreSlow", "10m", {'jaxft_store_blocked_seconds{instance="c"}': "9x20"}, {"instance": "c"}),
     case(
