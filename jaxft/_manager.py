@@ -68,7 +68,8 @@ class Manager:
         failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
             coordinator, no group that holds the job's state, a peer that has computed and neither moves nor dies.
             How long a step takes plays no part. Every other timeout derives from it.
-        min_replicas: how many groups a step needs; the coordinator's setting by default. Equal in all groups.
+        min_replicas: how many groups a step needs; by default the coordinator's setting when the job began. Equal in
+            all groups that give it.
         settings: what else must be the same in all groups, and after every restart, by name: the fingerprint of a
             corpus, a seed, the learning rate. A group with other settings is refused, and the error says what
             differs; so is a checkpoint that was saved with other settings.

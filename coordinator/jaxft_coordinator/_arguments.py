@@ -30,7 +30,7 @@ class Arguments:
     bind: str = "[::]:29510"
     """Address to listen on, host:port."""
     min_replicas: int = 1
-    """Groups that a quorum needs, for jobs that do not set it themselves."""
+    """Groups that a quorum needs, for jobs that do not set it themselves. A job keeps what it began with."""
     join_timeout_ms: int = 60_000
     """How long a job's first quorum waits for groups that compile; a step waits as long for a lost group."""
     quorum_tick_ms: int = 100

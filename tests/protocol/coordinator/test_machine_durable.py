@@ -17,7 +17,7 @@ from jaxft_protocol.coordinator.job import (
     Saved,
     Send,
 )
-from jaxft_protocol.messages import Commit, Heal, HealId, NewQuorum, Refused, Welcome
+from jaxft_protocol.messages import Commit, Difference, Heal, HealId, NewQuorum, Refused, Welcome
 from jaxft_protocol.values import changed
 
 from tests.protocol.coordinator.helpers import Desk, Done, healing, members, running
@@ -200,6 +200,19 @@ def test_after_a_restart_with_other_options_the_members_go_on(changed: dict[str,
     assert (members(desk), desk.step) == (["a", "b"], 2)
     desk.commit()
     assert desk.job.min_replicas == 1
+
+
+def test_after_a_restart_with_another_min_replicas_a_job_keeps_its_own():
+    """Its groups hold the state, and would end for good if they were refused."""
+    desk = logged("a", "b").restart(min_replicas=3)
+    for name in ("a", "b", "c"):
+        desk.hello(name)
+    desk.join("a", step=2, digest="")
+    (refused,) = desk.join("c", min_replicas=3).to("c")
+    assert isinstance(refused, Refused)
+    assert refused.differences == (Difference("min_replicas", "1", "3"),)
+    desk.join("b", step=2, digest="")
+    assert (members(desk), desk.job.min_replicas) == (["a", "b"], 1)
 
 
 def test_after_a_restart_those_who_do_not_come_back_are_not_waited_for_long():
