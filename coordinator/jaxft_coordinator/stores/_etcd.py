@@ -106,13 +106,11 @@ class EtcdStore:
                     opened = await self._try_to_lead(address)
                     if opened is not None:
                         return opened
-                    wait.say(
-                        f"stands by: {self._leader or 'another coordinator'} leads, says etcd at {self._where}"
-                    )
+                    wait.say(f"stands by: {self._who_leads(address)} leads, says etcd at {self._where}")
                     await self._until_leader_goes()
                 except EtcdFailed as error:
                     self._leader = ""  # the one that led may have lost etcd too
-                    wait.say(f"waiting for etcd at {self._where}: {error}")
+                    wait.say(f"waiting for etcd at {self._where}", str(error))
                     await _pause()
         except BaseException:
             await self.close()
@@ -203,6 +201,11 @@ class EtcdStore:
         jobs, unreadable = jobs_in([entry for _, entry in (*saved, *moved)], self._key("").decode())
         self._jobs = jobs
         return Opened(self._led.term, jobs, unreadable)
+
+    def _who_leads(self, address: str) -> str:
+        if self._leader != address:
+            return self._leader or "another coordinator"
+        return f"this coordinator's earlier life, or another one with the same --advertise, {address},"
 
     async def _until_leader_goes(self) -> None:
         """Return when the leader's key is deleted, or it is time to check again."""
@@ -298,7 +301,7 @@ class EtcdStore:
                 if error.errno and not unanswered:
                     raise _refused(error, size(values)) from error
                 unanswered = True
-                wait.say(f"waiting for etcd at {self._where} to write a decision: {error}")
+                wait.say(f"waiting for etcd at {self._where} to write a decision", str(error))
                 await _pause()
 
     async def _append_once(self, number: int, operations: Sequence[Any]) -> bool:

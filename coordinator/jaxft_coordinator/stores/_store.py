@@ -13,7 +13,7 @@ from jaxft_protocol.coordinator.job import Record, Saved
 
 _log = logging.getLogger("jaxft_coordinator")
 
-# How often a wait is logged.
+# How long a wait is before it is logged; then each time that it has doubled.
 SAY_EVERY_S = 5.0
 
 
@@ -44,7 +44,7 @@ class Store(Protocol):
     async def open(self, address: str) -> Opened:
         """Become the leader, however long that takes, and return the stored jobs.
 
-        A wait of over 5 s logs every 5 s what it waits for. A store that was lost or closed can be opened again.
+        A wait of over 5 s logs what it waits for. A store that was lost or closed can be opened again.
 
         Args:
             address: host:port at which groups reach this coordinator; standbys tell it to them.
@@ -86,7 +86,7 @@ def too_big(size: int, limit: str, advice: str) -> OSError:
 
 
 class Wait:
-    """A wait that may be long: logs every 5 s what it waits for, and since when.
+    """A wait that may be long: logs after 5 s what it waits for, and again each time the wait has doubled.
 
     Args:
         at_once: log at the start too.
@@ -95,19 +95,23 @@ class Wait:
     def __init__(self, *, at_once: bool) -> None:
         self._began_s = time.monotonic()
         self._said_s = self._began_s - (SAY_EVERY_S if at_once else 0.0)
+        self._what = ""
 
-    def say(self, text: str) -> None:
-        """Log `text`, if the last time was long enough ago."""
+    def say(self, what: str, why: str = "") -> None:
+        """Log `what` it waits for, if the last time was long enough ago. Its time counts from when `what` changed."""
         now_s = time.monotonic()
-        if now_s - self._said_s < SAY_EVERY_S:
+        if self._what not in ("", what):
+            self._began_s = now_s
+        self._what = what
+        if now_s - self._said_s < max(SAY_EVERY_S, self._said_s - self._began_s):
             return
         self._said_s = now_s
-        _log.info("%s (for %.0f s)", text, now_s - self._began_s)
+        _log.info("%s (for %.0f s)", f"{what}: {why}" if why else what, now_s - self._began_s)
 
 
 @contextlib.contextmanager
 def saying(text: str) -> Iterator[None]:
-    """Log `text` every 5 s while the body waits."""
+    """Log `text` while the body waits, after 5 s and again and again."""
     loop = asyncio.get_running_loop()
     wait = Wait(at_once=False)
 
