@@ -15,7 +15,7 @@ const MAX_EVENTS = 200;
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
 
-let chosen = "", job = null, actions = false, source = null, lines = new Map(), rows = new Map(), points = [], lastSeq = 0;
+let elsewhere = "", chosen = "", job = null, actions = false, source = null, lines = new Map(), rows = new Map(), points = [], lastSeq = 0;
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -42,9 +42,18 @@ const byName = new Intl.Collator("en", {numeric: true}).compare;
 
 // ---- which job ----
 
+// The job that the address names; none if a hand has written what no name is written as.
+function named() {
+  try {
+    return location.hash.startsWith("#job=") ? decodeURIComponent(location.hash.slice(5)) : "";
+  } catch {
+    return "";
+  }
+}
+
 function choose() {
-  const wanted = decodeURIComponent(location.hash.replace(/^#job=/, ""));
-  if (location.hash.startsWith("#job=") && wanted !== chosen) open(wanted);
+  const wanted = named();
+  if (wanted && wanted !== chosen) open(wanted);
 }
 
 async function loadJobs() {
@@ -57,15 +66,23 @@ async function loadJobs() {
     return make("li", {}, link);
   }));
   $("empty").hidden = jobs.length > 0;
-  if (!chosen && jobs.length && !location.hash.startsWith("#job=")) {
+  if (!chosen && jobs.length && !named()) {
     const live = jobs.find(each => each.state !== "idle" && each.state !== "finished") ?? jobs[0];
     open(live.job);
   }
 }
 
+function whoLeads(told) {
+  if (told.role === "leader") return "";
+  if (told.leader) return `This coordinator stands by, and ${told.leader} leads: the page of that one shows its jobs.`;
+  return "This coordinator does not lead yet, and knows of no other that does: its log says what it waits for.";
+}
+
 async function about() {
   const told = await (await fetch("api/v1/coordinator")).json();
   actions = told.actions;
+  elsewhere = whoLeads(told);
+  setText($("empty"), elsewhere || "No job yet. It appears here when its first group connects.");
   setText($("about"), `${told.role}${told.leader && told.role !== "leader" ? `; ${told.leader} leads` : ""} · term ${told.term} · ${told.groups} groups · version ${told.version}`);
 }
 
@@ -76,30 +93,45 @@ async function open(name) {
   $("groups").replaceChildren(); $("events").replaceChildren();
   const stream = source = new EventSource(`api/v1/events?job=${encodeURIComponent(name)}`);
   const early = [];
-  let loaded = false;
+  let loaded = false, missing = false;
   stream.addEventListener("event", message => {
     const event = {seq: Number(message.lastEventId), ...JSON.parse(message.data)};
     if (loaded) take(event); else early.push(event);
   });
-  stream.addEventListener("state", message => { if (loaded && stream === source) showSoon(JSON.parse(message.data)); });
-  stream.onopen = async () => {
-    setText($("link"), "live");
-    // Also after the connection was lost: what happened meanwhile is in the history.
+  // Also after the connection was lost: what happened meanwhile is in the history.
+  const load = async () => {
     loaded = false;
-    const answer = await fetch(`api/v1/jobs/${name.split("/").map(encodeURIComponent).join("/")}`);
-    if (stream !== source) return;
-    if (answer.ok) {
-      const whole = await answer.json();
-      lines = new Map(); points = []; lastSeq = 0;
-      $("events").replaceChildren();
-      whole.events.forEach(event => take(event));
-      points = whole.points.slice(0, -1);
-      keepPoint(whole);
-      show(whole);
+    try {
+      const answer = await fetch(`api/v1/jobs/${name.split("/").map(encodeURIComponent).join("/")}`);
+      if (stream !== source) return;
+      missing = !answer.ok;
+      lastSeq = 0;  // another life of the coordinator counts its events from 1
+      if (missing) {
+        await about();
+        setText($("banner"), elsewhere || "The coordinator does not know this job any more.");
+      } else {
+        const whole = await answer.json();
+        lines = new Map(); points = [];
+        $("events").replaceChildren();
+        whole.events.forEach(event => take(event));
+        points = whole.points.slice(0, -1);
+        keepPoint(whole);
+        show(whole);
+      }
+    } finally {
+      loaded = true;
     }
-    loaded = true;
     early.splice(0).forEach(take);
     loadJobs();
+  };
+  stream.addEventListener("state", message => {
+    if (!loaded || stream !== source) return;
+    const told = JSON.parse(message.data);
+    if ((told === null) !== missing) load(); else if (told) showSoon(told);
+  });
+  stream.onopen = () => {
+    setText($("link"), "live");
+    return load();
   };
   stream.onerror = () => setText($("link"), "not connected; trying again");
 }
@@ -170,13 +202,12 @@ function showSoon(told) {
 }
 
 function keepPoint(told) {
-  const point = told?.points?.at(-1);
+  const point = told.points?.at(-1);
   if (point && point.t !== points.at(-1)?.t) points.push(point);
   if (points.length > 600) points.shift();
 }
 
 function show(next) {
-  if (!next) { setText($("banner"), "The coordinator does not know this job any more."); return; }
   job = next;
   $("job").hidden = false; $("empty").hidden = true;
   setText($("job-name"), job.job);
