@@ -127,7 +127,8 @@ async function open(name) {
   stream.addEventListener("state", message => {
     if (!loaded || stream !== source) return;
     const told = JSON.parse(message.data);
-    if ((told === null) !== missing) load(); else if (told) showSoon(told);
+    if (told) showSoon(told);
+    if ((told === null) !== missing) load();
   });
   stream.onopen = () => {
     setText($("link"), "live");
