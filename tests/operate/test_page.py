@@ -1,5 +1,6 @@
 """The page of a real coordinator with real groups, in a real browser."""
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -188,6 +189,25 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
             "/ /", ""
         )
         assert "innerHTML" not in text
+
+
+@pytest.mark.long
+def test_times_are_the_coordinators_on_a_computer_with_another_clock(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ahead = "const now = Date.now; Date.now = () => now() + 3600e3;"
+    with cluster(tmp_path) as here:
+        web = port.start(here)
+        worker = here.start("group-0", "--steps", "8", "--gate", f"4:{gate}")
+        here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
+        with browser.page("about:blank") as (page, errors):
+            page.add_init_script(ahead)
+            page.goto(web.url)
+            row = page.get_by_role("row", name="group-0")
+            expect(row).to_contain_text(re.compile(r"takes part (\(away\) )?for \d+ s"))
+            expect(row.locator("rect.s-member")).to_have_count(1)
+        gate.touch()
+        here.until_finished(worker)
+    assert errors == []
 
 
 @pytest.mark.long

@@ -15,6 +15,8 @@ const MAX_EVENTS = 200;
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
 
+// Seconds by which the coordinator's clock is ahead of the browser's.
+let ahead = 0;
 let elsewhere = "", chosen = "", job = null, actions = false, source = null, lines = new Map(), rows = new Map(), points = [], lastSeq = 0;
 
 function make(tag, attributes = {}, ...children) {
@@ -81,6 +83,7 @@ function whoLeads(told) {
 async function about() {
   const told = await (await fetch("api/v1/coordinator")).json();
   actions = told.actions;
+  ahead = told.time - Date.now() / 1000;
   elsewhere = whoLeads(told);
   setText($("empty"), elsewhere || "No job yet. It appears here when its first group connects.");
   setText($("about"), `${told.role}${told.leader && told.role !== "leader" ? `; ${told.leader} leads` : ""} · term ${told.term} · ${told.groups} groups · version ${told.version}`);
@@ -262,7 +265,7 @@ function curve(svg, found, fit = false) {
 // ---- groups ----
 
 function table() {
-  const filter = $("filter").value.toLowerCase(), span = Number($("span").value), now = Date.now() / 1000;
+  const filter = $("filter").value.toLowerCase(), span = Number($("span").value), now = Date.now() / 1000 + ahead;
   for (const head of document.querySelectorAll("thead .acts")) head.hidden = !actions;
   setText($("ago"), `${$("span").selectedOptions[0].textContent} ago`);
   const groups = [...job.group_list].sort((a, b) => byName(a.group, b.group));
