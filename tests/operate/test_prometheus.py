@@ -258,6 +258,18 @@ CASES = [
         },
         {"job": "j"},
     ),
+    # Ten minutes in which the groups of a healthy job start are much of its first hour, and then no more.
+    *(
+        case(
+            "JaxftGoodputLow",
+            at,
+            {
+                f"jaxft_goodput_seconds_total{{{JOB}}}": "0x10 0+60x200",
+                f'jaxft_badput_seconds_total{{{JOB},source="PROGRAM_STARTUP"}}': "0+60x10 600x200",
+            },
+        )
+        for at in ("32m", "48m", "80m")
+    ),
     # What was lost before a job finished is over: nothing is to be done about it.
     *(
         case(alert, "2h", series | {f"jaxft_finished{{{JOB}}}": finished}, *firing)
