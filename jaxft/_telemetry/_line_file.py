@@ -33,6 +33,7 @@ class LineFile:
         self._waiting: deque[str] = deque()
         self._dropped = 0
         self._failed_lines = 0
+        self._mentioned_lines = 0
         self._mention_s = 0.0
         self._closing = threading.Event()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,8 @@ class LineFile:
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             _log.warning("the last events are not written to %s: the disk does not answer", self._path)
+        elif self._failed_lines > self._mentioned_lines:
+            _log.warning("%d events in all could not be written to %s", self._failed_lines, self._path)
 
     def _write_until_closed(self) -> None:
         while not self._closing.wait(WRITE_EVERY_S):
@@ -82,6 +85,7 @@ class LineFile:
         self._failed_lines += lines
         if time.monotonic() >= self._mention_s:
             self._mention_s = time.monotonic() + MENTION_EVERY_S
+            self._mentioned_lines = self._failed_lines
             _log.error(
                 "%d events so far could not be written to %s: %s. Training is not affected",
                 *(self._failed_lines, self._path, error),

@@ -53,6 +53,21 @@ def test_a_disk_that_fails_costs_lines_that_are_counted_and_one_message(
     assert said.getMessage().endswith("Training is not affected")
 
 
+def test_lines_that_were_lost_after_the_last_message_are_counted_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events.jsonl"
+    file = LineFile(path)
+    path.unlink()
+    path.mkdir()
+    for _ in range(3):
+        file.put("lost")
+        patience.until(file.take_dropped, "a failed write")
+    file.close()
+    assert caplog.messages[0].startswith("1 events so far could not be written to")
+    assert caplog.messages[1:] == [f"3 events in all could not be written to {path}"]
+
+
 def test_a_slow_disk_costs_the_oldest_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_line_file, "MAX_WAITING", 10)
     monkeypatch.setattr(_line_file, "WRITE_EVERY_S", patience.FAR_S)
