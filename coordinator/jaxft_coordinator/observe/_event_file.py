@@ -30,6 +30,7 @@ class EventFile:
         self._path = path
         self._waiting: deque[str] = deque(maxlen=MAX_WAITING)
         self._mention_s = 0.0
+        self._mentioned = 0  # lost lines that the log has been told of
         self.lost = 0  # lines
         append(path, "")
 
@@ -49,22 +50,28 @@ class EventFile:
             try:
                 await asyncio.to_thread(append, self._path, "".join(f"{line}\n" for line in lines))
             except OSError as error:
-                self._failed(len(lines), error)
+                self.lost += len(lines)
+                self._mention(str(error))
+            else:
+                self._mention("the disk was too slow for them")
 
     def close(self) -> None:
         """Write what waits."""
         try:
             append(self._path, "".join(f"{line}\n" for line in self._waiting))
         except OSError as error:
-            self._failed(len(self._waiting), error)
+            self.lost += len(self._waiting)
+            self._mention(str(error))
+        if self.lost > self._mentioned:
+            _log.warning("%d events in all could not be written to %s", self.lost, self._path)
 
-    def _failed(self, lines: int, error: OSError) -> None:
-        self.lost += lines
-        if time.monotonic() >= self._mention_s:
-            self._mention_s = time.monotonic() + MENTION_EVERY_S
-            _log.error(
-                "%d events so far could not be written to %s: %s. Training is not affected",
-                self.lost,
-                self._path,
-                error,
-            )
+    def _mention(self, why: str) -> None:
+        """Tell the log of lost lines, if it is not told of all, and was told long enough ago."""
+        if self.lost == self._mentioned or time.monotonic() < self._mention_s:
+            return
+        self._mention_s = time.monotonic() + MENTION_EVERY_S
+        self._mentioned = self.lost
+        _log.error(
+            "%d events so far could not be written to %s: %s. Training is not affected",
+            *(self.lost, self._path, why),
+        )
