@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxft_protocol.names import ANY_MESHES, MESHES
 
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
@@ -54,7 +55,7 @@ def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str,
         del chosen["sharding"]
         chosen["program"] = any_mesh
         chosen["devices"] = chosen["devices"].split(" x ", 1)[1]
-    return {**chosen, "meshes": "any" if other_meshes else "equal"}
+    return {**chosen, MESHES: ANY_MESHES if other_meshes else "equal"}
 
 
 def program_digest(parts: Sequence[Part], *, meshes: bool = True) -> str:

@@ -10,6 +10,10 @@ ENDED = "its loop ended"
 # ... or it was drained: it left at a step boundary, and another group has its place or its shards.
 DRAINED = "it was drained"
 
+# The setting of a job that says which meshes its groups may have, and its value if these may differ.
+MESHES = "meshes"
+ANY_MESHES = "any"
+
 _DIGITS = re.compile(r"(\d+)")
 
 

@@ -43,7 +43,7 @@ from jaxft_protocol.messages import (
     Step,
     Vote,
 )
-from jaxft_protocol.names import gone_text, natural_key
+from jaxft_protocol.names import ANY_MESHES, MESHES, gone_text, natural_key
 from jaxft_protocol.values import changed
 
 # How often the same members may retry the same step before one of them is evicted.
@@ -364,6 +364,8 @@ def put_out_odd(draft: Draft, holder: Holder, given: Mapping[GroupName, int]) ->
     group = draft.job.groups.get(holder[0])
     if group is not None and group.holder == holder:  # it may have left since it sent its digest
         reason = f"its state is not the majority's: {digests.listed(given)}"
+        if (draft.job.settings or {}).get(MESHES) == ANY_MESHES:
+            reason += "; different meshes may be the cause (docs/meshes.md)"
         if group.name not in given:
             reason = "it sent no digest of its state in the first step of a quorum, where all are compared"
         draft.expel(group, reason, may_return=True)

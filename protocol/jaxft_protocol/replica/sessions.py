@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import replace
 
 from jaxft_protocol.messages import Drain, HaltKind, Hello, Join, Leave, Refused, Welcome
+from jaxft_protocol.names import ANY_MESHES, MESHES
 from jaxft_protocol.replica.draft import DONE, Draft
 from jaxft_protocol.replica.state import (
     Close,
@@ -39,6 +40,13 @@ _HALTS = {
         "the newest checkpoint.",
     ),
 }
+
+_DIVERGED_ON_OTHER_MESHES = (
+    "Groups of this job may have different meshes. On these, a sum over a sharded array after the exchange has "
+    "different bits, as in optax.clip_by_global_norm: write it with jaxft.global_norm, or use equal meshes "
+    "(docs/meshes.md). If the step has no such sum, memory or a device has corrupted a state. Start the groups "
+    "again: they resume from the newest checkpoint; without one, start a new run under another job name."
+)
 
 
 def connected(draft: Draft) -> None:
@@ -256,7 +264,9 @@ def halted(draft: Draft, reason: str, kind: HaltKind) -> None:
         draft.enter(Phase.LEFT)
         return
     failure, advice = _HALTS[kind]
-    me = draft.replica.identity
+    me, prepared = draft.replica.identity, draft.replica.prepared
+    if kind is HaltKind.DIVERGED and prepared is not None and prepared.settings.get(MESHES) == ANY_MESHES:
+        advice = _DIVERGED_ON_OTHER_MESHES
     draft.fail(failure, f"the coordinator {me.coordinator} has stopped job {me.job!r}: {reason}. {advice}")
 
 

@@ -234,6 +234,18 @@ def test_its_history_counts_again_once_it_has_healed():
     assert (members(desk), desk.step) == (["b"], 1)
 
 
+@pytest.mark.parametrize(("meshes", "hinted"), [("any", True), ("equal", False)])
+def test_an_eviction_names_other_meshes_as_a_cause_where_the_job_has_them(meshes: str, hinted: bool):
+    """A step with a sum over a sharded array drifts apart there, and no memory is at fault."""
+    desk = Desk.open(min_replicas=3)
+    for name in "abc":
+        desk.hello(name)
+    for name in "abc":
+        desk.join(name, settings={"meshes": meshes})
+    (evicted,) = desk.votes(a=1, b=2, c=1).only(Evicted).values()
+    assert ("docs/meshes.md" in evicted.reason) == hinted
+
+
 # ---- no majority ----
 
 

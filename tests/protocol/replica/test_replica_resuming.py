@@ -286,6 +286,17 @@ def test_a_halted_job_is_an_error_that_says_what_to_do(make):
     assert group.on(Disconnected("ended")).on(LeaveNow(finished=False)).directive == group.directive
 
 
+def test_where_meshes_may_differ_they_are_named_first_as_the_cause_of_states_that_do():
+    group = connected().hear(welcome()).on(Prepared(Step(0), 0xD1, {**SETTINGS, "meshes": "any"}))
+    group.hear(Halted("the groups of job 'job' hold different states 3 (a: 1; b: 2)"))
+    assert isinstance(group.directive, Fail)
+    text = group.directive.failure.text
+    assert "Groups of this job may have different meshes" in text
+    assert "jaxft.global_norm" in text
+    assert "docs/meshes.md" in text
+    assert text.index("different meshes") < text.index("memory or a device")
+
+
 @pytest.mark.parametrize(
     ("kind", "failure"),
     [
