@@ -12,7 +12,7 @@ equations over the axis:
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxft._errors import StepError
@@ -34,6 +34,10 @@ class Axis:
     def sizes(self) -> list[tuple[str, int]]:
         """The named axes to trace within."""
         return [] if self.name is None or self.shards is None else [(self.name, self.shards)]
+
+    def within(self, eqn: Eqn) -> "Axis":
+        """The axis as the body of an equation sees it: a shard_map over a mesh's axis of this name hides it."""
+        return replace(self, name=None) if self.name in _compat.mapped_axes(eqn) else self
 
     def marks(self, eqn: Eqn) -> bool:
         """Whether an equation concerns all shards, so that it must be at the top level of the step."""

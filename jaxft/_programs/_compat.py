@@ -14,7 +14,7 @@ What differs in that range:
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -142,6 +142,11 @@ def over_axis(eqn: Eqn, name: str) -> bool:
         if name in (names if isinstance(names, tuple | list) else (names,)):
             return True
     return False
+
+
+def mapped_axes(eqn: Eqn) -> Collection[str]:
+    """The named axes that an equation, a shard_map, binds for its body."""
+    return eqn.params.get("newly_manual_axes") or eqn.params.get("manual_axes", ())
 
 
 def new_var(aval: Any) -> Var:

@@ -48,7 +48,7 @@ class _Inliner:
         self._flat = flat
         self._axis = axis
         self._all_calls = all_calls
-        self._has_marker: dict[int, bool] = {}
+        self._has_marker: dict[tuple[int, Axis], bool] = {}
 
     def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
         """Append a body's equations. Since a body may be called twice, its variables may need new names."""
@@ -57,7 +57,7 @@ class _Inliner:
                 env[eqn.outvars[0]] = self._flat.invars[-1]
                 continue
             invars = [_read(env, atom) for atom in eqn.invars]
-            if eqn.primitive is not pmean_p and (self._opens(eqn) or self._contains_marker(eqn)):
+            if eqn.primitive is not pmean_p and (self._opens(eqn) or self._contains_marker(eqn, self._axis)):
                 self._call(eqn, invars, env)
                 continue
             _check_effects(eqn)
@@ -78,7 +78,7 @@ class _Inliner:
     def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
         sub = _compat.called_jaxpr(eqn)
         if eqn.primitive.name not in _CALLS or sub is None:
-            raise StepError(_inside(eqn, *self._marker(eqn)))
+            raise StepError(_inside(eqn, *self._marker(eqn, self._axis)))
         closed = next(_compat.sub_jaxprs(eqn))
         inner: dict[Var, Atom] = {}
         for var, value in zip(sub.constvars, _compat.consts_of(closed), strict=True):
@@ -104,24 +104,26 @@ class _Inliner:
             result[index] = self.body(body, {body.invars[0]: atoms[index]}, rename=True)[0]
         return result
 
-    def _contains_marker(self, eqn: Eqn) -> bool:
-        return any(self._jaxpr_has_marker(_compat.open_jaxpr(sub)) for sub in _compat.sub_jaxprs(eqn))
+    def _contains_marker(self, eqn: Eqn, axis: Axis) -> bool:
+        inner = axis.within(eqn)
+        return any(self._jaxpr_has_marker(_compat.open_jaxpr(sub), inner) for sub in _compat.sub_jaxprs(eqn))
 
-    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr) -> bool:
-        known = self._has_marker.get(id(jaxpr))
+    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr, axis: Axis) -> bool:
+        known = self._has_marker.get((id(jaxpr), axis))
         if known is None:
-            known = any(self._axis.marks(eqn) or self._contains_marker(eqn) for eqn in jaxpr.eqns)
-            self._has_marker[id(jaxpr)] = known
+            known = any(axis.marks(eqn) or self._contains_marker(eqn, axis) for eqn in jaxpr.eqns)
+            self._has_marker[id(jaxpr), axis] = known
         return known
 
-    def _marker(self, eqn: Eqn) -> tuple[str, str]:
+    def _marker(self, eqn: Eqn, axis: Axis) -> tuple[str, str]:
         """The first pmean, psum or shard_index inside an equation, and its source line."""
+        inside = axis.within(eqn)
         for sub in _compat.sub_jaxprs(eqn):
             for inner in _compat.open_jaxpr(sub).eqns:
-                if self._axis.marks(inner):
-                    return self._axis.name_of(inner), _compat.source_line(inner, eqn)
-                if self._contains_marker(inner):
-                    return self._marker(inner)
+                if inside.marks(inner):
+                    return inside.name_of(inner), _compat.source_line(inner, eqn)
+                if self._contains_marker(inner, inside):
+                    return self._marker(inner, inside)
         raise AssertionError("called for an equation without a pmean, psum or shard_index")
 
 

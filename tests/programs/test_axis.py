@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax.training.dynamic_scale import DynamicScale
 from jax import lax
+from jax.sharding import AxisType, PartitionSpec
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
@@ -202,6 +203,48 @@ def test_parts_of_the_axis_and_two_axes_at_once() -> None:
 )
 def test_inside(function: Any, match: str) -> None:
     refused(lambda state, x: function(x), match)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_an_axis_of_a_mesh_within_a_shard_map_hides_one_of_its_name(jitted: bool) -> None:
+    """Collectives within are over the devices, those outside over the shards."""
+
+    def step_of(name: str) -> Any:
+        mesh = jax.make_mesh((2,), (name,), axis_types=(AxisType.Auto,))
+        specs = (PartitionSpec(), PartitionSpec(name))
+
+        def on_devices(w: Any, x: Any) -> Any:
+            w = w + 0.1 * lax.axis_index(name).astype(w.dtype)
+            return lax.pmean(jax.grad(loss_fn)(w, x), name)
+
+        within = jax.shard_map(on_devices, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())
+        within = jax.jit(within) if jitted else within
+
+        def train_step(state: Any, x: Any) -> Any:
+            grads = lax.pmean(within(state, x), "batch")
+            return state - 0.1 * grads, {}
+
+        return jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+
+    other, same = (step_of(name)(jnp.ones(3), batch_for)[0] for name in ("devices", "batch"))
+    assert np.array_equal(other, same)
+
+
+def test_an_axis_that_a_shard_map_hides_is_no_exchange() -> None:
+    mesh = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Auto,))
+
+    def train_step(state: Any, x: Any) -> Any:
+        mean = jax.shard_map(
+            lambda x: lax.pmean(jnp.mean(x), "batch"),
+            mesh=mesh,
+            in_specs=PartitionSpec("batch"),
+            out_specs=PartitionSpec(),
+        )
+        return {**state, "w": state["w"] - mean(x)}, {"loss": lax.pmean(jnp.mean(x), "batch")}
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    with pytest.raises(StepError, match=r"\['w'\] derives from the batch .*without passing through"):
+        step(state(), batch_for)
 
 
 def test_an_axis_that_is_not_bound() -> None:
