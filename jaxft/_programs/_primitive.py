@@ -169,10 +169,10 @@ def check_dtype(dtype: Any, operation: Operation, label: str, line: str = "") ->
         return
     if name.startswith("complex"):  # of a collective over a named axis
         rule = f"Write jaxft.p{operation} in place of lax.p{operation}: it takes complex arrays"
-    elif operation == "mean":
-        rule = "Only floating point arrays have a mean: convert the leaf (`x.astype(jnp.float32)`)"
     else:
-        rule = f"It sums {', '.join(DTYPES[operation])}: convert the leaf (`x.astype(jnp.int32)`)"
+        exact = operation == "sum" and not name.startswith("float")
+        wide = "int32" if exact else "float32"
+        rule = f"It takes {', '.join(DTYPES[operation])}: convert the leaf (`x.astype(jnp.{wide})`)"
     raise StepError(
         f"jaxft.p{operation} was given a leaf of type {name} at {label or 'the top of its argument'}{line}. "
         f"{rule}, or leave it out if it is the same in all groups."

@@ -45,6 +45,17 @@ def test_only_floats_of_the_batch_have_a_mean(convert: Any, name: str) -> None:
         step(jnp.ones(3), np.ones(3, np.float32))
 
 
+@pytest.mark.parametrize("exchange", [jaxft.pmean, jaxft.psum])
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float4_e2m1fn])
+def test_small_floats_are_to_be_converted_to_larger_ones(exchange: Any, dtype: Any) -> None:
+    """They are floating point arrays too, and as int32 nothing of them would be left."""
+    step = step_of(lambda state, batch: exchange(batch.astype(dtype)))
+    with pytest.raises(
+        StepError, match=r"It takes .*float16, .*convert the leaf \(`x\.astype\(jnp\.float32\)`"
+    ):
+        step(jnp.ones(3), np.ones(3, np.float32))
+
+
 def test_complex_numbers_are_averaged_and_summed_in_two_parts() -> None:
     """The parameters of spectral and state space models: their imaginary parts must not get lost."""
 
@@ -136,7 +147,7 @@ def test_psum_names_itself() -> None:
 @pytest.mark.parametrize(("dtype", "name"), [(bool, "bool"), (np.int8, "int8")])
 def test_what_has_no_sum(dtype: type, name: str) -> None:
     with pytest.raises(
-        StepError, match=rf"psum .* type {name} at \['n'\]. It sums .*int32, .*convert the leaf"
+        StepError, match=rf"psum .* type {name} at \['n'\]. It takes .*int32, .*convert the leaf"
     ):
         jaxft.psum({"n": np.ones(3, dtype)})
 
