@@ -114,6 +114,8 @@ class Group:
     members: int = 0
     # It is to leave at the next boundary; once it is LEAVING, it has been told so, and its Leave is still to come.
     draining: bool = False
+    # Once it is LEAVING: for whom it stays, as it has heard.
+    stays_for: str = ""
 
     @property
     def holder(self) -> Holder:

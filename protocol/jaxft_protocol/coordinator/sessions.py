@@ -1,5 +1,6 @@
 """Groups connect, join, heal, and leave."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -451,13 +452,22 @@ def finish(draft: Draft) -> None:
     if job.finished is not None:
         for group in draft.select(lambda group: _stands_at(draft, group, job.finished)):
             _tell_finished(draft, group)
-    leavers = draft.select(lambda group: group.phase is GroupPhase.LEAVING)
-    needed = _needed_names(draft) if leavers else set[GroupName]()
+    leavers = draft.select(lambda group: group.phase is GroupPhase.LEAVING and not group.draining)
+    needed = _needed_by(draft) if leavers else dict[GroupName, list[Group]]()
     for group in leavers:
-        if group.name not in needed and not group.draining:
-            draft.send(group, Goodbye())
-            draft.effects.append(Close(group.session))
-            draft.remove(group)
+        if group.name in needed:
+            _tell_for_whom(draft, group, needed[group.name])
+            continue
+        draft.send(group, Goodbye())
+        draft.effects.append(Close(group.session))
+        draft.remove(group)
+
+
+def _tell_for_whom(draft: Draft, leaver: Group, joiners: list[Group]) -> None:
+    """Tell a group that leaves, once, which joiners it stays for."""
+    reason = f"{names_text(joiners)} to fetch this group's state"
+    if reason != leaver.stays_for:
+        draft.send(draft.put(leaver, stays_for=reason), Waiting(reason, held=True))
 
 
 def _too_few_are_left(draft: Draft) -> bool:
@@ -491,14 +501,17 @@ def _stands_at(draft: Draft, group: Group, step: Step | None) -> bool:
     return group.phase is GroupPhase.READY and group.step == step
 
 
-def _needed_names(draft: Draft) -> set[GroupName]:
-    """Return who must stay: donors of running heals, and holders of the frontier if all of them are leaving."""
+def _needed_by(draft: Draft) -> dict[GroupName, list[Group]]:
+    """Return who must stay, and for whom: donors of heals, and holders of the frontier if all of them are leaving."""
     groups = draft.job.groups.values()
-    needed = {name for group in groups for name, _ in group.donors}
+    needed: defaultdict[GroupName, list[Group]] = defaultdict(list)
+    for group in groups:
+        for name, _ in group.donors:
+            needed[name].append(group)
     holders = draft.holders()
-    stayers_hold_it = any(holder.phase is not GroupPhase.LEAVING for holder in holders)
-    if not stayers_hold_it and any(group.phase in _WITHOUT_FRONTIER for group in groups):
-        needed |= {holder.name for holder in holders}
+    without = [group for group in groups if group.phase in _WITHOUT_FRONTIER]
+    if without and all(holder.phase is GroupPhase.LEAVING for holder in holders):
+        needed.update({holder.name: without for holder in holders})
     return needed
 
 

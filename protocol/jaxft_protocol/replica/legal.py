@@ -143,7 +143,8 @@ RULES: Mapping[type[Any], Rule] = {
     Alive: _rule(_ALL - _UNWELCOME),
     Welcome: _rule(_GREETING, (_OVER, _SESSION_OVER)),
     Refused: _rule(_GREETING | _PRESENT | _JOINED, *_CROSSES_LEAVE),
-    Waiting: _rule(_PRESENT | _JOINED, (_FINISHED, _JOB_OVER), *_CROSSES_LEAVE),
+    # A group that leaves learns for which joiners it stays.
+    Waiting: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     # JOINING: founders, and a joiner whose HealFailed crosses the quorum that admits it.
     NewQuorum: _rule(_JOINED - {Phase.HEALING}, *_CROSSES_LEAVE),
     AllComputed: _rule(_JOINED - {Phase.HEALING}, *_CROSSES_LEAVE),

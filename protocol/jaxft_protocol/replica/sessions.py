@@ -174,6 +174,9 @@ def read_after_all(draft: Draft, why: str) -> None:
 
 
 def waiting(draft: Draft, reason: str, *, held: bool, fresh: bool) -> None:
+    if draft.replica.phase in DONE:
+        draft.update(waiting=reason)  # it leaves: said after 5 s, if it is still here
+        return
     if draft.replica.frontier_held and not held:
         draft.update(since_s=draft.now_s)  # from now on there is no donor
     draft.update(waiting=reason, frontier_held=held, counts_as_fresh=fresh)
@@ -310,5 +313,7 @@ def leave(draft: Draft, *, finished: bool) -> None:
     if draft.replica.phase in (Phase.OFFLINE, Phase.GREETING, Phase.LEFT, Phase.FAILED):
         draft.enter(Phase.LEFT)
         return
+    for_whom = draft.replica.waiting if draft.replica.phase is Phase.FINISHED else ""
     draft.enter(Phase.LEAVING)
+    draft.update(waiting=for_whom)
     draft.send(Leave(finished))

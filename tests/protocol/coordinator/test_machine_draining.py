@@ -16,6 +16,7 @@ from jaxft_protocol.messages import (
     Paused,
     Step,
     Vote,
+    Waiting,
 )
 
 from .helpers import Desk, Done, healing, members, running, shards, tried_again
@@ -65,7 +66,7 @@ def test_the_drained_group_donates_until_nobody_needs_it():
     desk.say("b", Drain())
     desk.commit()
     assert desk.group("c").heal_id == heal_id
-    assert desk.leave("b").to("b") == []
+    assert desk.leave("b").to("b") == [Waiting("c to fetch this group's state", held=True)]
     assert desk.ready("c", 1).to("b") == []  # in the next quorum, c may still lack a sum
     done = desk.commit()
     assert desk.group("c").phase is GroupPhase.MEMBER

@@ -13,7 +13,7 @@ from jaxft_protocol.messages import (
     Waiting,
 )
 
-from .helpers import Desk, committed, healing, members, orphaned, running, tried_again
+from .helpers import Desk, Done, committed, healing, members, orphaned, running, tried_again
 
 # ---- silence ----
 
@@ -125,7 +125,7 @@ def test_a_leaver_is_not_kept_by_a_group_that_others_can_heal():
 def test_a_leaver_stays_a_donor_until_the_heals_it_serves_are_done():
     desk = running("a", "b")
     healing(desk, "c")
-    assert desk.leave("b").to("b") == []
+    assert desk.leave("b").to("b") == [Waiting("c to fetch this group's state", held=True)]
     assert desk.group("b").phase is GroupPhase.LEAVING
     desk.ready("c")
     assert desk.commit().to("b") == []  # c is a member now, but may still fetch the last sum
@@ -152,10 +152,45 @@ def test_the_last_holder_that_leaves_stays_for_those_who_need_its_state():
     desk = running("a")
     desk.commit()
     desk.hello("b")
-    assert desk.leave("a").to("a") == []
+    assert desk.leave("a").to("a") == [Waiting("b to fetch this group's state", held=True)]
     assert [donor.group for donor in desk.join("b", digest="x").only(Heal)["b"].donors] == ["a"]
     assert sorted(desk.ready("b").only(NewQuorum)) == ["b"]
     assert desk.commit().only(Goodbye) == {"a": Goodbye()}
+
+
+def told(done: Done, name: str) -> list[str]:
+    return [message.reason for message in done.to(name) if isinstance(message, Waiting)]
+
+
+def test_a_leaver_is_told_for_which_joiners_it_stays():
+    """One that compiles when the others have ended: the coordinator is not to blame for the wait."""
+    desk = running("a")
+    desk.commit()
+    desk.hello("b")
+    assert told(desk.leave("a"), "a") == ["b to fetch this group's state"]
+    done = desk.hello("c")
+    assert told(done, "a") == ["b, c to fetch this group's state"]
+    assert told(desk.join("b", digest="x"), "a") == []
+    assert told(desk.close("c"), "a") == ["b to fetch this group's state"]
+    desk.ready("b")
+    assert desk.commit().only(Goodbye) == {"a": Goodbye()}
+
+
+def test_a_leaver_with_a_heal_under_way_is_told_whose():
+    desk = running("a", "b")
+    healing(desk, "c")
+    desk.hello("compiles")
+    assert told(desk.leave("b"), "b") == ["c to fetch this group's state"]
+
+
+def test_each_leaver_is_told_and_once():
+    desk = running("a", "b")
+    desk.commit()
+    healing(desk, "c")
+    expected = ["c to fetch this group's state"]
+    assert told(desk.leave("a", finished=True), "a") == expected
+    done = desk.leave("b", finished=True)
+    assert (told(done, "a"), told(done, "b")) == ([], expected)
 
 
 def test_a_leaver_that_holds_nothing_goes_at_once():

@@ -754,6 +754,32 @@ def test_a_group_that_leaves_says_for_whom_it_waits():
     assert group.directive == Wait(f"the coordinator {ME.coordinator} to let this group go")
 
 
+FOR_WHOM = Received(Waiting("b to fetch this group's state", held=True))
+
+
+@pytest.mark.parametrize(
+    ("group", "events"),
+    [
+        (working(), (LeaveNow(finished=True), FOR_WHOM)),
+        (finished(), (LeaveNow(finished=True), FOR_WHOM)),
+        (finished(), (FOR_WHOM, LeaveNow(finished=True))),
+    ],
+)
+def test_a_group_that_leaves_waits_for_the_joiners_that_it_is_told(group: Group, events: tuple[Event, ...]):
+    """Also one that hears it after the job has finished, and before its loop comes to its end."""
+    group = replace(group)
+    for event in events:
+        group.on(event)
+    assert group.phase is Phase.LEAVING
+    assert group.directive == Wait("b to fetch this group's state")
+    assert group.hear(Goodbye()).phase is Phase.LEFT
+
+
+def test_what_a_group_waited_for_before_it_leaves_is_not_why_it_stays():
+    group = joining().hear(Waiting("1 of 2 groups have joined")).on(LeaveNow(finished=False))
+    assert group.directive == Wait(f"the coordinator {ME.coordinator} to let this group go")
+
+
 @pytest.mark.parametrize("group", [Group(), connected()])
 def test_without_a_session_it_leaves_at_once(group: Group):
     assert group.on(LeaveNow(finished=False)).phase is Phase.LEFT
