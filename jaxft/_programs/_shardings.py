@@ -1,10 +1,10 @@
 """The shardings that a step's programs are compiled for, so that no sharding drifts from step to step."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxft._programs._partition import Contribution
 from jaxft._programs._primitive import Path
@@ -23,32 +23,49 @@ def specs(state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[jax.ShapeDty
 
 
 def apart(labels: Sequence[str], leaves: Sequence[Any]) -> str:
-    """Say which two leaves were placed on other devices than each other; "" if all lie on the same.
+    """Say which two leaves were placed on other devices than each other; "" if all lie on the same, in one order.
 
     Args:
         labels: what a message calls each leaf.
         leaves: the leaves of the state and of the batch.
     """
     found = [
-        (label, sharding.device_set)
+        (label, _order(sharding))
         for label, leaf in zip(labels, leaves, strict=True)
         if (sharding := placed(leaf)) is not None
     ]
-    first, most = max(found, key=lambda one: len(one[1]), default=("", set[Any]()))
+    first, most = max(found, key=lambda one: len(one[1]), default=("", ()))
+    other = next((one for one in found if set(one[1]) != set(most)), None)
+    if other is not None:
+        return (
+            f"A step takes a state and a batch on the same devices, but {_differs(other, (first, most))}. Place both "
+            "on the same, such as by `jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))` for one that is "
+            "not divided; or leave one unplaced, as numpy arrays and those of jax.numpy are: it is brought to where "
+            "the others lie."
+        )
     other = next((one for one in found if one[1] != most), None)
     if other is None:
         return ""
     return (
-        f"A step takes a state and a batch on the same devices, but {other[0]} lies on {_numbers(other[1])}, and "
-        f"{first} on {_numbers(most)}. Place both on the same, such as by "
-        "`jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))` for one that is not divided; or leave one "
-        "unplaced, as numpy arrays and those of jax.numpy are: it is brought to where the others lie."
+        f"A step takes a state and a batch on the same devices in one order, but {_differs(other, (first, most))}. "
+        "Place both on one mesh, or on meshes of the same devices in the same order: `jax.make_mesh` chooses its "
+        "own, and `Mesh(mesh.devices.reshape(shape), names)` keeps that of another mesh."
     )
 
 
-def _numbers(devices: Set[Any]) -> str:
-    found = sorted(device.id for device in devices)
-    return f"device{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+def _differs(one: tuple[str, Sequence[int]], other: tuple[str, Sequence[int]]) -> str:
+    return f"{one[0]} lies on {_numbers(one[1])}, and {other[0]} on {_numbers(other[1])}"
+
+
+def _order(sharding: Sharding) -> tuple[int, ...]:
+    """The numbers of the devices, in the order of the mesh where there is one."""
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return tuple(device.id for device in sharding.mesh.devices.flat)
+    return tuple(sorted(device.id for device in sharding.device_set))
+
+
+def _numbers(devices: Sequence[int]) -> str:
+    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
 
 
 def _spec(leaf: Any, otherwise: Sharding | None) -> jax.ShapeDtypeStruct:
@@ -63,12 +80,12 @@ def placed(leaf: Any) -> Sharding | None:
     return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
 
 
-def _mesh(leaves: Sequence[Any]) -> jax.sharding.Mesh | None:
+def _mesh(leaves: Sequence[Any]) -> Mesh | None:
     for leaf in leaves:
         sharding = placed(leaf)
         if isinstance(sharding, NamedSharding) and len(sharding.device_set) > 1:
             mesh = sharding.mesh
-            assert isinstance(mesh, jax.sharding.Mesh)
+            assert isinstance(mesh, Mesh)
             return mesh
     return None
 

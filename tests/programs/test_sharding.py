@@ -245,6 +245,20 @@ def test_leaves_on_other_devices_are_refused_by_name() -> None:
     assert f"['x'] of the batch lies {on}" in refused(n, jax.device_put(x, NamedSharding(few, P("few"))))
 
 
+def test_leaves_on_the_same_devices_in_another_order_are_refused_by_name() -> None:
+    """`jax.make_mesh` may choose another order, as for a torus, than `Mesh(jax.devices(), ...)` has."""
+    mesh = mesh_of("auto")
+    turned = Mesh(mesh.devices[::-1, ::-1], mesh.axis_names)
+    step = jaxft.fault_tolerant(lambda w, x: (w - jaxft.pmean(jnp.mean(x)), {}), None)
+    with pytest.raises(jaxft.ConfigurationError) as caught:
+        step(
+            jax.device_put(jnp.ones(4), NamedSharding(turned, P("fsdp"))),
+            jax.device_put(jnp.ones(4), NamedSharding(mesh, P("fsdp"))),
+        )
+    assert "the batch lies on devices 0, 1, 2, 3, and the state on devices 3, 2, 1, 0" in str(caught.value)
+    assert "in one order" in str(caught.value)
+
+
 def test_a_second_batch_on_other_devices_is_refused_by_name() -> None:
     step = jaxft.fault_tolerant(lambda w, x: (w - jaxft.pmean(jnp.mean(x)), {}), None)
     w, _ = step(jax.device_put(jnp.ones(4), NamedSharding(mesh_of("auto"), P())), np.ones(2, np.float32))
