@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxft._arrays._lanes import Lanes, Part, holders
+from jaxft._arrays._no_mesh import no_mesh
 
 # For each block of a leaf, the lanes that hold it.
 _Sets = tuple[tuple[int, ...], ...]
@@ -90,7 +91,9 @@ class _Round:
             return  # no device of this process takes part
         shape = (len(self.devices), len(self.devices[0]), self.size_bytes)
         made = jax.make_array_from_single_device_arrays(shape, spread, own)
-        for shard in _gather(gathered)(made).addressable_shards:
+        with no_mesh():  # the program's may have another order of devices
+            results = _gather(gathered)(made).addressable_shards
+        for shard in results:
             number = shard.index[0].start or 0
             for parts, run in zip(self.parts[number], np.asarray(shard.data)[0], strict=True):
                 self._unpack(parts, run, found)

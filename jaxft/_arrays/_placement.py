@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxft._arrays._leaf_types import is_key
+from jaxft._arrays._no_mesh import no_mesh
 
 
 def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
@@ -16,6 +17,11 @@ def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
     An array whose leaf in `like` is not committed is not committed either: programs that span a mesh accept it, but
     would refuse one that is committed to a single device. A weak type, which is part of a program's signature, stays.
     """
+    with no_mesh():
+        return _placed(arrays, like)
+
+
+def _placed(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
     keys = [isinstance(leaf, jax.Array) and is_key(leaf) for leaf in like]
     raw = [
         jnp.array(array) if key else array  # small, and wrapped below

@@ -2,9 +2,11 @@
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxft_protocol.ranks.lanes import Span
 
+from jaxft._arrays._handover import Handover
 from jaxft._arrays._lanes import Lanes, lane_devices
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType
@@ -81,6 +83,22 @@ def test_groups_of_other_process_counts_agree_on_the_types_of_a_span() -> None:
     named = dict(zip(half.parts, half.cut(pick(leaves(), half), Span(2, 4)), strict=True))
     for part, array in zip(made.parts(span), whole.cut(leaves(), span), strict=True):
         np.testing.assert_array_equal(named[part], array)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_blocks_are_handed_over_although_a_mesh_in_another_order_is_set(
+    kind: AxisType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the program, with `jax.set_mesh`: JAX refuses to compile for the order in which blocks are handed over."""
+    monkeypatch.setattr(
+        Handover, "_crosses", lambda self, lanes: True
+    )  # as if these were of several processes
+    made, given = lanes(), leaves()
+    found = {part: given[part.leaf][part.index] for parts in made.by_lane for part in parts}
+    mesh = Mesh(np.array(devices()[::-1]).reshape(2, 2), ("a", "b"), axis_types=(kind, kind))
+    with jax.set_mesh(mesh):
+        Handover(made, devices()).complete(found, list(found))
+        assert jax.sharding.get_mesh() == mesh
 
 
 def pick(leaves: list[np.ndarray], pieces: Pieces) -> list[np.ndarray]:

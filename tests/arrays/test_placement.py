@@ -57,6 +57,18 @@ def test_what_is_placed_is_not_copied() -> None:
     assert same_bits(placed, arrays)
 
 
+def test_what_was_not_placed_stays_so_although_a_mesh_is_set() -> None:
+    """JAX would make keys and numbers of weak type on all devices of the mesh, also those of other processes."""
+    like = [jax.random.key(0), jnp.asarray(0.5), jnp.zeros(3)]
+    data = [np.array([1, 2], np.uint32), np.float32(2.5), np.arange(3, dtype=np.float32)]
+    with jax.set_mesh(jax.make_mesh((4,), ("x",))):
+        placed = place([np.asarray(one) for one in data], like)
+    assert [leaf.sharding for leaf in placed] == [leaf.sharding for leaf in like]
+    assert not any(leaf.committed for leaf in placed)
+    assert placed[1].weak_type
+    assert same_bits([jax.random.key_data(placed[0]), *placed[1:]], data)
+
+
 def test_rows_on_several_devices_are_not_copied_either() -> None:
     array = values((64, 32))
     (view,) = arena_of([array], aligned_empty(MB))

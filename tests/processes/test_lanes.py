@@ -54,6 +54,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
         pytest.param(1, 0, "apply", (), marks=pytest.mark.storm),
         # The paths of an accelerator, with a bucket for each leaf.
         pytest.param(2, 1, "exchange", ("--accelerator", "1"), id="accelerator"),
+        pytest.param(2, 1, "exchange", ("--set-mesh",), id="set_mesh"),
     ],
 )
 def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(

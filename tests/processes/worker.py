@@ -96,7 +96,9 @@ def join_world(
 
 def spread(tree: Any) -> Any:
     """The arrays on the mesh of all processes: matrices by rows, everything else replicated."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
+    mesh = jax.sharding.get_mesh()  # of `--set-mesh`
+    if mesh.empty:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()), ("fsdp",))
 
     def put(leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -232,6 +234,7 @@ def main() -> None:
     parser.add_argument(
         "--meet", default="localhost", help="the host of rank 0, if each rank is on --host, a separate host"
     )
+    parser.add_argument("--set-mesh", action="store_true", help="of the devices in reverse order")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logger = logging.getLogger("jaxft")
@@ -260,6 +263,10 @@ def main() -> None:
         join_world(int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"]), int(port))
     elif arguments.world:
         join_world(*map(int, arguments.world.split(":")), meet=arguments.meet, host=arguments.host)
+    not_placed = None
+    if arguments.set_mesh:
+        not_placed = jnp.asarray(arguments.count)  # of weak type, and made while no mesh is set
+        jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("fsdp",)))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
     drawn = itertools.count()
@@ -298,6 +305,8 @@ def main() -> None:
             state, a_step = model.state(), model.step(jaxft.pmean)
         if arguments.world:
             state = spread(state)
+        if not_placed is not None:
+            state["count"] = not_placed
         if not arguments.coordinator:
             step = jaxft.fault_tolerant(
                 a_step,
