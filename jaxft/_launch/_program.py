@@ -64,7 +64,8 @@ def _lead_path(folder: str) -> None:
 
 def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, whole: object) -> None:
     """Have `show`, a `sys.excepthook`, print an error as if Python had run the program itself."""
-    error.__traceback__ = _of_program(error)  # the hook of Python prints this one, and not its argument
+    # Python's own hook prints the one of the error, which may be a frozen dataclass, and not its argument.
+    BaseException.with_traceback(error, _of_program(error))
     show(kind, error, error.__traceback__)
 
 

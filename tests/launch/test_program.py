@@ -43,16 +43,18 @@ FAILURES = {
     "one of the library": AGAIN,
     "what does not compile": "def f(:\n",
     "what does not compile, imported": "import ast; ast.parse('def f(:')",
+    "a frozen one": "import dataclasses as d\n@d.dataclass(frozen=True)\nclass E(Exception):\n    n: int\nraise E(3)",
     "several": "raise ExceptionGroup('both', [ValueError('mine'), OSError('yours')])",
     "a hook": "import sys\nsys.excepthook = lambda *told: print(told[:2], file=sys.stderr)\nraise OSError('mine')",
     "an interrupt": "raise KeyboardInterrupt",
 }
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_is_printed_as_python_prints_it(tmp_path: Path, name: str) -> None:
+def test_a_failure_is_printed_as_python_prints_it(tmp_path: Path, name: str, nproc: int) -> None:
     """Without the frames of what runs the program."""
-    ended = run(FAILURES[name], tmp_path, nproc=1, stderr=subprocess.PIPE)
+    ended = run(FAILURES[name], tmp_path, nproc=nproc, stderr=subprocess.PIPE)
     alone = patience.run([sys.executable, str(tmp_path / "program.py")], stderr=subprocess.PIPE, text=True)
     assert alone.stderr
     assert ended.stderr == alone.stderr
