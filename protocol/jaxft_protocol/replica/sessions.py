@@ -17,6 +17,8 @@ from jaxft_protocol.replica.state import (
 
 FIRST_REDIAL_S = 0.05
 LAST_REDIAL_S = 1.0
+# Why a stream ended on which this group, which was in its job, was refused.
+REFUSES = "it refused this group"
 
 # The failure for each kind of halt, and advice to the user.
 _HALTS = {
@@ -259,7 +261,7 @@ def _wait_after_refusal(draft: Draft, text: str) -> None:
             f"{text} This group was in its job before: it dials again, up to {timeout_s:g} s", warning=True
         )
     draft.update(refusal=text)
-    draft.effects.append(Close("it refused this group"))
+    draft.effects.append(Close(REFUSES))
 
 
 def halted(draft: Draft, reason: str, kind: HaltKind) -> None:
