@@ -157,9 +157,9 @@ class Supervisor:
 
     @property
     def stranded(self) -> bool:
-        """Whether no group that it can reach holds the job's state, as it has found again and again."""
+        """Whether it looks for the job's state, and has found again and again that no group holds that."""
         trains = self.life is not None and self.life.committed > 0
-        return self._stranded >= STRANDED_IN_A_ROW and not trains
+        return self.restarts and self._stranded >= STRANDED_IN_A_ROW and not trains
 
     def poll(self) -> None:
         """Do what is due."""

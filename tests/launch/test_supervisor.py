@@ -12,7 +12,7 @@ import pytest
 
 from jaxft._launch import _life, _restarts, _supervisor
 from jaxft._launch._fate import Fate
-from jaxft._launch._journal import Entry, GroupEnded, GroupRestarts, RankEnded
+from jaxft._launch._journal import Entry, GroupEnded, GroupGivenUp, GroupRestarts, RankEnded
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._supervisor import Rules, Supervisor
@@ -127,6 +127,43 @@ def test_a_group_that_can_never_be_started_is_given_up(
     patience.until(lambda: one.poll() or one.over, "it to be given up")
     assert one.state is _supervisor.State.GIVEN_UP
     assert "can't start new thread" in told.said[0]
+
+
+STRANDED = "phase:stranded:0 exit:75"
+
+
+def stranded(processes: Processes, told: Told) -> Supervisor:
+    """A supervisor whose group found twice that nothing holds the job's state, and looks once more."""
+    one = supervisor(processes, told, *FAKE, STRANDED, STRANDED, "made:up mute", warm=False)
+    patience.until(lambda: one.poll() or (processes.folder / "up").exists(), "the third life")
+    return one
+
+
+def test_a_stranded_group_is_given_up_once(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process may take a moment to end, for which nothing more is told."""
+    monkeypatch.setattr(_restarts, "FIRST_WAIT_S", 0.01)
+    told = Told()
+    one = stranded(processes, told)
+    assert one.stranded
+    one.give_up("Nothing holds the state.")
+    assert not one.over
+    assert not one.stranded
+    patience.until(lambda: one.poll() or one.over, "its end")
+    assert (one.state, one.status) == (_supervisor.State.GIVEN_UP, 1)
+    assert [entry.why for entry in told.entries if isinstance(entry, GroupGivenUp)] == [
+        "Nothing holds the state."
+    ]
+
+
+@pytest.mark.parametrize("leaves", [Supervisor.retire, Supervisor.leave, Supervisor.drain])
+def test_a_group_that_leaves_is_not_stranded(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, leaves: Callable[[Supervisor], None]
+) -> None:
+    monkeypatch.setattr(_restarts, "FIRST_WAIT_S", 0.01)
+    one = stranded(processes, Told())
+    leaves(one)
+    assert not one.stranded
+    one.kill()
 
 
 @pytest.mark.long
