@@ -140,7 +140,7 @@ def stranded(processes: Processes, told: Told) -> Supervisor:
 
 
 def test_a_stranded_group_is_given_up_once(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process may take a moment to end, for which nothing more is told."""
+    """Its process may take a moment to end. The launcher says nothing more meanwhile."""
     monkeypatch.setattr(_restarts, "FIRST_WAIT_S", 0.01)
     told = Told()
     one = stranded(processes, told)

@@ -255,10 +255,12 @@ def _wait_after_refusal(draft: Draft, text: str) -> None:
     The coordinator there now is of another version, say, or has another secret. This group may hold the only state of
     its job, and an operator can put that right.
     """
-    timeout_s = draft.replica.failure_timeout_s
-    if draft.replica.refusal != text:
+    replica = draft.replica
+    if replica.refusal != text:
+        since_s = draft.now_s if replica.offline_since_s is None else replica.offline_since_s
+        left_s = since_s + replica.failure_timeout_s - draft.now_s
         draft.log(
-            f"{text} This group was in its job before: it dials again, up to {timeout_s:g} s", warning=True
+            f"{text} This group was in its job before: it dials again, for {left_s:.0f} s more", warning=True
         )
     draft.update(refusal=text)
     draft.effects.append(Close(REFUSES))

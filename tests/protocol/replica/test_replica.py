@@ -248,7 +248,7 @@ def in_its_job() -> Group:
 def test_a_group_that_was_in_its_job_is_not_lost_by_a_coordinator_that_refuses_it():
     """It may hold the only state of the job, and an operator can put right what is wrong."""
     group, notes = in_its_job(), []
-    for now_s in (101.0, 130.0):
+    for now_s in (120.0, 130.0):
         group.now_s = now_s
         group.on(Connected()).hear(Refused("protocol version 2 of group 'a' is not the coordinator's 3"))
         notes += group.notes
@@ -258,7 +258,7 @@ def test_a_group_that_was_in_its_job_is_not_lost_by_a_coordinator_that_refuses_i
         assert group.phase is Phase.OFFLINE
     assert notes == [
         "the coordinator coordinator:29510 refused group 'a': protocol version 2 of group 'a' is not the "
-        "coordinator's 3. This group was in its job before: it dials again, up to 60 s"
+        "coordinator's 3. This group was in its job before: it dials again, for 40 s more"
     ]
     group.now_s = 159.0
     group.on(Connected()).hear(welcome(0, 1, term=4))
