@@ -107,7 +107,9 @@ def _twice_text(group: GroupName) -> str:
 
 def join(draft: Draft, group: Group, message: Join) -> None:
     job = draft.job
-    problem = _shards_problem(message) or _weight_problem(message)
+    problem = (
+        _shards_problem(message) or _weight_problem(message) or bounds.join_problem(job, group.name, message)
+    )
     if problem:
         refuse(draft, group, problem)
         return
@@ -125,8 +127,7 @@ def join(draft: Draft, group: Group, message: Join) -> None:
         founding.give_way(draft)
         job = draft.job
     brought = changed(group, step=message.step, history=message.history)
-    problem = founding.foreign_state(job, brought) or bounds.join_problem(job, group.name, message)
-    if problem:
+    if problem := founding.foreign_state(job, brought):
         refuse(draft, group, problem)
         return
     if halting.stop_late(draft, group):

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from jaxft_protocol.coordinator.bounds import MAX_SETTINGS_BYTES
 from jaxft_protocol.coordinator.job import GroupPhase
+from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 from jaxft_protocol.messages import Difference, Refused
 
 from tests.protocol.coordinator.helpers import Desk, members
@@ -80,3 +82,14 @@ def test_settings_of_groups_that_are_gone_hold_for_no_other():
     desk.close("quick")
     assert not desk.come("a", settings=OLD).only(Refused)
     assert desk.job.settings == OLD
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"settings": {"x": "y" * MAX_SETTINGS_BYTES}}, {"shards": 0}, {"shards": MAX_SHARDS + 1}]
+)
+def test_a_group_that_is_refused_itself_overrules_no_other(wrong: dict[str, Any]):
+    desk = Desk.open(min_replicas=2)
+    desk.come("quick", settings=NEW)
+    assert desk.come("a", **COMMITTED, **wrong).only(Refused).keys() == {"a"}
+    assert desk.group("quick").phase is GroupPhase.STALE
+    assert desk.job.settings == NEW
