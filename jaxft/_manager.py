@@ -375,7 +375,9 @@ class Manager:
                 self._beacon.drained(self._runner.step if self._runner else 0)
             if isinstance(error, JobFinished) and self._beacon is not None:
                 self._beacon.late()
-            if isinstance(error, CannotHeal) and self._beacon is not None:
+            # A folder of checkpoints that was not there may come back.
+            alone = self._config.checkpoints is None
+            if isinstance(error, CannotHeal) and alone and self._beacon is not None:
                 self._beacon.stranded()
         except BaseException as leaving:
             ends_with = leaving  # other ranks may be in a collective that waits for this one

@@ -1,7 +1,7 @@
 """Operations of ours run as if the program had set no mesh, with `jax.set_mesh`.
 
-Under one, JAX makes new arrays on all its devices, and a process of several cannot bring these back to one device. Nor
-does it compile for devices in another order than the mesh's.
+Under one, JAX makes new arrays on all its devices, and a process of several cannot bring these back to one device. It
+also compiles for no devices in another order than the mesh's.
 """
 
 from contextlib import AbstractContextManager

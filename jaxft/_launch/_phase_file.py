@@ -14,7 +14,7 @@ _CHECKSUM_BYTES = 8
 DRAINED = "drained"
 # That of a group that came too late: its job was finished without it.
 LATE = "late"
-# That of a group that found no group, and no checkpoint, that holds the job's state.
+# That of a group without checkpoints that found no other group with the job's state.
 STRANDED = "stranded"
 
 

@@ -89,7 +89,7 @@ def test_groups_of_other_process_counts_agree_on_the_types_of_a_span() -> None:
 def test_blocks_are_handed_over_although_a_mesh_in_another_order_is_set(
     kind: AxisType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the program, with `jax.set_mesh`: JAX refuses to compile for the order in which blocks are handed over."""
+    """That of the program, with `jax.set_mesh`. JAX compiles under it for no other order, such as a hand-over's."""
     monkeypatch.setattr(
         Handover, "_crosses", lambda self, lanes: True
     )  # as if these were of several processes

@@ -57,7 +57,7 @@ def summary(watched: WatchedJob, jobs: Jobs, now_s: float) -> Json:
     quorum, ratio = job.quorum, account.ratio(now_s)
     return {
         "job": watched.name,
-        "state": "waiting" if blocked else state(watched),
+        "state": "waiting" if blocked and state(watched) == "training" else state(watched),
         "step": None if job.frontier is None else job.frontier.step,
         "quorum_id": job.last_quorum_id,
         "members": 0 if quorum is None else len(quorum.members),

@@ -66,7 +66,7 @@ class EventFile:
             _log.warning("%d events in all could not be written to %s", self.lost, self._path)
 
     def _mention(self, why: str) -> None:
-        """Tell the log of lost lines, if it is not told of all, and was told long enough ago."""
+        """Tell the log of lost lines, if there are more than it knows of, and the last message is old enough."""
         if self.lost == self._mentioned or time.monotonic() < self._mention_s:
             return
         self._mention_s = time.monotonic() + MENTION_EVERY_S

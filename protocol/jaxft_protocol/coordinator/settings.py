@@ -1,8 +1,9 @@
 """The settings of a job: all its groups have the same.
 
-They are those of the first group to join, unless a group with a committed state comes and only fresh ones are there,
-as after a restart of a coordinator that has forgotten the job. Then a group with a changed program, started over and
-over by a supervisor, may be quicker than the groups that train: they would be refused, and the job's state lost.
+They are those of the first group to join, unless one comes with a committed state, and those that are there have only
+fresh ones, or older ones of the same history. As after a restart of a coordinator that has forgotten the job: a group
+with a changed program, started over and over by a supervisor, may be quicker than the groups that train. These would
+be refused, and the job's state would be lost.
 """
 
 from jaxft_protocol.coordinator import founding
@@ -27,22 +28,23 @@ def differences(job: Job, message: Join) -> tuple[Difference, ...]:
 
 
 def overrules(draft: Draft, message: Join) -> bool:
-    """Return whether a group brings a committed state, and the others have only fresh ones."""
+    """Return whether a group brings a committed state, and the others fresh ones, or older ones of its history."""
     if not (message.step and message.history):
         return False
     if draft.job.frontier is not None:
         return founding.gives_way_to(draft, message)
-    return not any(group.step and group.history for group in draft.select(founding.has_joined))
+    committed = draft.select(lambda group: founding.has_joined(group) and bool(group.step and group.history))
+    return all(group.history == message.history and group.step < message.step for group in committed)
 
 
 def give_way(draft: Draft, differing: tuple[Difference, ...]) -> None:
-    """Refuse the groups that have joined, because one with other settings brings a committed state."""
+    """Refuse the groups that have joined, because one with other settings brings a committed or newer state."""
     if draft.job.frontier is not None:
         founding.give_way(draft)
     swapped = tuple(Difference(one.name, one.group, one.job) for one in differing)
     for group in draft.select(founding.has_joined):
         reason = (
-            f"{reason_of(draft.job, group, swapped)}, as another group has it, which brings a committed state"
+            f"{reason_of(draft.job, group, swapped)}, as another group has it, which brings a newer state"
         )
         draft.refuse(group, reason, swapped)
     founding.forget_settings(draft)
