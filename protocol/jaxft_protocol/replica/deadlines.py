@@ -34,8 +34,7 @@ def _check(draft: Draft) -> None:
     replica, me = draft.replica, draft.replica.identity
     timeout_s = replica.failure_timeout_s
     if replica.offline_since_s is not None and draft.now_s - replica.offline_since_s > timeout_s:
-        # A coordinator that has refused it and is gone since was stopped to put that right.
-        if replica.phase not in DONE and replica.offline_reason == sessions.REFUSES:
+        if replica.phase not in DONE and replica.refusal:
             text = f"{replica.refusal} This group was in its job before, and has dialled for {timeout_s:g} s."
             draft.fail(FailureKind.JOIN_REFUSED, text)
         elif replica.phase not in DONE:

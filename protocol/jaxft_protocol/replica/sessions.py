@@ -203,6 +203,8 @@ def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
             draft.log(
                 f"lost the coordinator {replica.identity.coordinator} ({reason}); dials again", warning=True
             )
+    if reason != REFUSES and replica.address_index == replica.refused_by:
+        draft.update(refusal="")  # that one is gone since: it was stopped to put that right
     addresses = replica.identity.coordinators
     # A coordinator that had welcomed this group may be back at once; otherwise try the next one.
     welcome = replica.phase not in (Phase.OFFLINE, Phase.GREETING)
@@ -262,7 +264,7 @@ def _wait_after_refusal(draft: Draft, text: str) -> None:
         draft.log(
             f"{text} This group was in its job before: it dials again, for {left_s:.0f} s more", warning=True
         )
-    draft.update(refusal=text)
+    draft.update(refusal=text, refused_by=replica.address_index)
     draft.effects.append(Close(REFUSES))
 
 

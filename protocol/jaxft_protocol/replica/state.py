@@ -407,9 +407,9 @@ class Replica:
     term: int = 0  # the highest term of any coordinator so far
     offline_since_s: float | None = None
     offline_reason: str = ""
-    refusal: str = (
-        ""  # of a Hello, by a coordinator that has taken the place of the one that this group was in
-    )
+    # Of a Hello, by a coordinator that has taken the place of the one that this group was in, and is there still.
+    refusal: str = ""
+    refused_by: int = 0  # its `address_index`
     waiting: str = ""
     drains: bool = False  # this process was asked to end
     drained: bool = False  # this group takes part in no step after the one that it applies

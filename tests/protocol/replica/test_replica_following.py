@@ -10,6 +10,7 @@ from jaxft_protocol.messages import (
     Incarnation,
     Join,
     QuorumId,
+    Refused,
     Step,
     Welcome,
 )
@@ -20,6 +21,8 @@ from jaxft_protocol.replica.state import (
     Connected,
     Dial,
     Disconnected,
+    Fail,
+    FailureKind,
     Identity,
     Idle,
     LeaveNow,
@@ -28,7 +31,7 @@ from jaxft_protocol.replica.state import (
     Tick,
 )
 
-from tests.protocol.replica.test_replica import Group, connected, voted, welcome, working
+from tests.protocol.replica.test_replica import REFUSES, Group, connected, voted, welcome, working
 
 THREE = Identity("job", GroupName("a"), Incarnation(7), "a:1", "one:1, two:2,three:3")
 
@@ -55,6 +58,34 @@ def test_of_several_coordinators_each_is_dialled_in_turn():
     ]  # fmt: skip
     longest_s = [0.05, 0.05, 0.05, 0.1, 0.1, 0.1, 0.2]
     assert all(most / 2 < dial.delay_s <= most for dial, most in zip(dials, longest_s, strict=True))
+
+
+def timed_out(*ends: str) -> tuple[FailureKind, str]:
+    """How a group ends that was in its job, and whose dials to the three coordinators, in turn, end like this."""
+    group = of_three().hear(welcome(term=3)).on(Disconnected("reset"))
+    for end in ends:
+        group.on(Connected())
+        if end == REFUSES:
+            group.hear(Refused("it does not know the token"))
+        group.on(Disconnected(end))
+    group.now_s = 60.1
+    group.on(Tick())
+    assert isinstance(group.directive, Fail)
+    return group.directive.failure.kind, group.directive.failure.text
+
+
+@pytest.mark.parametrize("others", [(), ("stands by",), ("stands by", "connection refused")])
+def test_a_coordinator_that_refuses_the_group_is_not_gone_because_another_is(others: tuple[str, ...]):
+    """Whichever of them is dialled last."""
+    kind, text = timed_out("stands by", REFUSES, *others)
+    assert kind is FailureKind.JOIN_REFUSED
+    assert "it does not know the token" in text
+
+
+def test_of_several_coordinators_the_one_that_has_refused_may_be_gone_since():
+    kind, text = timed_out(REFUSES, "stands by", "stands by", "connection refused", "stands by")
+    assert kind is FailureKind.COORDINATOR_UNREACHABLE
+    assert "last: stands by" in text
 
 
 def test_the_one_that_welcomed_is_dialled_first():
