@@ -31,12 +31,14 @@ class EventFile:
         self._waiting: deque[str] = deque(maxlen=MAX_WAITING)
         self._mention_s = 0.0
         self._mentioned = 0  # lost lines that the log has been told of
+        self._why = ""  # the last ones were lost
         self.lost = 0  # lines
         append(path, "")
 
     def put(self, job: str, number: int, text: str) -> None:
         """Write an event soon."""
-        self.lost += len(self._waiting) == MAX_WAITING
+        if len(self._waiting) == MAX_WAITING:
+            self._lose(1, "the disk was too slow for them")
         self._waiting.append(text)
 
     async def run(self) -> None:
@@ -50,22 +52,24 @@ class EventFile:
             try:
                 await asyncio.to_thread(append, self._path, "".join(f"{line}\n" for line in lines))
             except OSError as error:
-                self.lost += len(lines)
-                self._mention(str(error))
-            else:
-                self._mention("the disk was too slow for them")
+                self._lose(len(lines), str(error))
+            self._mention()
 
     def close(self) -> None:
         """Write what waits."""
         try:
             append(self._path, "".join(f"{line}\n" for line in self._waiting))
         except OSError as error:
-            self.lost += len(self._waiting)
-            self._mention(str(error))
+            self._lose(len(self._waiting), str(error))
+            self._mention()
         if self.lost > self._mentioned:
             _log.warning("%d events in all could not be written to %s", self.lost, self._path)
 
-    def _mention(self, why: str) -> None:
+    def _lose(self, lines: int, why: str) -> None:
+        self.lost += lines
+        self._why = why
+
+    def _mention(self) -> None:
         """Tell the log of lost lines, if there are more than it knows of, and the last message is old enough."""
         if self.lost == self._mentioned or time.monotonic() < self._mention_s:
             return
@@ -73,5 +77,5 @@ class EventFile:
         self._mentioned = self.lost
         _log.error(
             "%d events so far could not be written to %s: %s. Training is not affected",
-            *(self.lost, self._path, why),
+            *(self.lost, self._path, self._why),
         )
