@@ -3,7 +3,8 @@
 They are those of the first group to join, unless one comes with a committed state, and those that are there have only
 fresh ones, or older ones of the same history. As after a restart of a coordinator that has forgotten the job: a group
 with a changed program, started over and over by a supervisor, may be quicker than the groups that train. These would
-be refused, and the job's state would be lost.
+be refused, and the job's state would be lost. For the same reason a group that trains does not give way to one that
+has only restored a checkpoint.
 """
 
 from jaxft_protocol.coordinator import founding
@@ -34,7 +35,17 @@ def overrules(draft: Draft, message: Join) -> bool:
     if draft.job.frontier is not None:
         return founding.gives_way_to(draft, message)
     committed = draft.select(lambda group: founding.has_joined(group) and bool(group.step and group.history))
-    return all(group.history == message.history and group.step < message.step for group in committed)
+    return all(_gives_way(group, message) for group in committed)
+
+
+def _gives_way(group: Group, message: Join) -> bool:
+    """Return whether a group has an older state of the history of one that comes.
+
+    One that trains may not have heard yet of the commit after which another has saved a checkpoint.
+    """
+    if group.members and not message.members:
+        return False  # it trains, and the other has only restored
+    return group.history == message.history and group.step < message.step
 
 
 def give_way(draft: Draft, differing: tuple[Difference, ...]) -> None:

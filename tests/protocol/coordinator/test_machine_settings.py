@@ -16,12 +16,16 @@ COMMITTED: dict[str, Any] = {"step": 1000, "history": HISTORY}
 FRESH: list[dict[str, Any]] = [{"step": 0}, {"step": 0, "history": OTHER}, {"step": 1000}, {"step": 2000}]
 # Those that give way to it.
 LESSER: list[dict[str, Any]] = [*FRESH, {"step": 900, "history": HISTORY}]
+# Of a group that trains, as opposed to one that has restored a checkpoint.
+TRAINS: dict[str, Any] = {"members": 2}
 FIRST_AND_SECOND = [
     *((COMMITTED, fresh) for fresh in FRESH),
     *((fresh, {"step": 0}) for fresh in FRESH),
     *((fresh, {"step": 0, "history": HISTORY}) for fresh in FRESH),
     (COMMITTED, {"step": 900, "history": HISTORY}),
     (COMMITTED, {"step": 1100, "history": OTHER}),
+    # It has not heard yet of the commit after which another one has saved.
+    (COMMITTED | TRAINS, {"step": 1001, "history": HISTORY}),
     ({"step": 900, "history": OTHER}, COMMITTED),
     (COMMITTED, COMMITTED),
 ]
@@ -56,6 +60,15 @@ def test_otherwise_the_first_group_brings_them(first: dict[str, Any], second: di
     assert isinstance(refused, Refused)
     assert refused.differences == (Difference("program", "old", "new"),)
     assert desk.group("a").phase is GroupPhase.STALE
+
+
+@pytest.mark.parametrize("older", [{}, TRAINS])
+def test_of_groups_that_train_one_with_a_newer_state_brings_the_settings(older: dict[str, Any]):
+    desk = Desk.open(min_replicas=2)
+    desk.come("a", settings=NEW, step=900, history=HISTORY, **older)
+    done = desk.come("b", settings=OLD, **COMMITTED, **TRAINS)
+    assert done.only(Refused).keys() == {"a"}
+    assert desk.job.settings == OLD
 
 
 def test_a_fresh_founding_gives_way_with_its_settings():
