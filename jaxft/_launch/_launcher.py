@@ -194,7 +194,7 @@ class Launcher:
             return
         for one in left:
             one.give_up(
-                "No group holds the job's state any more, and it has no checkpoints, so it cannot go on. "
+                "No group holds the job's state any more, and none has brought a checkpoint of it: it cannot go on. "
                 "To train again from the first step, start another launch, in another --folder if you gave one."
             )
 

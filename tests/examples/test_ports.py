@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 PORTS = sorted((ROOT / "examples" / "ports").glob("*.py"))
 PAGE = (ROOT / "docs" / "ports.md").read_text()
 GROUP = Path(__file__).with_name("port_group.py")
-DIGEST = re.compile(r"finished: digest (\w+)")
+# Lines of the log may follow without a new line between: print writes the end of a line by itself.
+DIGEST = re.compile(r"finished: digest ([0-9a-f]{32})")
 STEPS = 30
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
