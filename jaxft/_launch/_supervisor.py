@@ -216,11 +216,12 @@ class Supervisor:
 
     def give_up(self, why: str) -> None:
         """End the group at once, for an error of its program: another launch would end in the same way."""
-        runs = self.state is State.RUNNING
-        self._give_up(why, ERROR, "" if self._before is None else self._last_log(self._before))
-        if runs:
-            self._given_up, self.state = True, State.RUNNING
-            self.kill()
+        self._tell_given_up(why, ERROR, "" if self._before is None else self._last_log(self._before))
+        if self.state is not State.RUNNING:
+            self.state = State.GIVEN_UP
+            return
+        self._given_up = True
+        self.kill()
 
     def kill(self) -> None:
         """End the group at once, or go on without it if it runs as another user. It is not restarted."""
@@ -456,7 +457,8 @@ class Supervisor:
             stands_by=self.member.spare,
         )
         if isinstance(decision, GiveUp):
-            self._give_up(decision.why, _status_of(ending, status), log())
+            self.state = State.GIVEN_UP
+            self._tell_given_up(decision.why, _status_of(ending, status), log())
             return
         self._past = decision.past
         self._due_s = time.monotonic() + decision.wait_s
@@ -465,8 +467,8 @@ class Supervisor:
             self._say(f"{name} is restarted in {decision.wait_s:.1f} s")
         self._write(GroupRestarts(group=name, life=self.lives, wait_s=round(decision.wait_s, 3)))
 
-    def _give_up(self, why: str, status: int, log: str) -> None:
-        self.state, self.status = State.GIVEN_UP, status
+    def _tell_given_up(self, why: str, status: int, log: str) -> None:
+        self.status = status
         self._say(f"{self.name} is given up. {why}\n{log}".rstrip())
         self._write(GroupGivenUp(group=self.name, life=max(0, self.lives - 1), why=why))
 

@@ -23,9 +23,8 @@ ended their loop, and are too few (`sessions.finish`).
 *Replacing a founding.* A group with a state that was unknown here may still come later. A history is named after the
 incarnation that founded it. If the coordinator has lost its store and a fresh group was quicker than the groups with
 a history, the fresh founding is undone, as long as nothing has been committed on it; its groups are refused if their
-settings are others (`settings`). If a group brings a higher step
-of the job's own history, it is newer than the job: all other groups report their states again, and the job resumes
-from the newest one.
+settings are others (`settings`). If a group brings a higher step of the job's own history, it is newer than the job:
+all other groups report their states again, and the job resumes from the newest one.
 """
 
 from collections import Counter

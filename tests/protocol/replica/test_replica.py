@@ -238,64 +238,6 @@ def test_a_refusal_is_an_error_that_lists_what_differs():
 REFUSES = "it refused this group"
 
 
-def in_its_job() -> Group:
-    """At 100 s, with no coordinator any more."""
-    group = connected().hear(welcome(term=3)).on(Prepared(Step(0), 0xD1, SETTINGS, 2)).hear(quorum(1, 0))
-    group.now_s = 100.0
-    return group.on(Disconnected("reset"))
-
-
-def test_a_group_that_was_in_its_job_is_not_lost_by_a_coordinator_that_refuses_it():
-    """It may hold the only state of the job, and an operator can put right what is wrong."""
-    group, notes = in_its_job(), []
-    for now_s in (120.0, 130.0):
-        group.now_s = now_s
-        group.on(Connected()).hear(Refused("protocol version 2 of group 'a' is not the coordinator's 3"))
-        notes += group.notes
-        assert group.phase is Phase.GREETING
-        assert Close(REFUSES) in group.effects
-        group.on(Disconnected(REFUSES)).on(Tick())
-        assert group.phase is Phase.OFFLINE
-    assert notes == [
-        "the coordinator coordinator:29510 refused group 'a': protocol version 2 of group 'a' is not the "
-        "coordinator's 3. This group was in its job before: it dials again, for 40 s more"
-    ]
-    group.now_s = 159.0
-    group.on(Connected()).hear(welcome(0, 1, term=4))
-    assert (group.phase, group.replica.refusal) == (Phase.JOINING, "")
-
-
-def test_a_group_that_is_refused_for_the_whole_timeout_says_why():
-    group = in_its_job()
-    group.on(Connected()).hear(Refused("it does not know the token")).on(Disconnected(REFUSES))
-    group.now_s = 160.1
-    group.on(Tick())
-    assert isinstance(group.directive, Fail)
-    assert group.directive.failure.kind is FailureKind.JOIN_REFUSED
-    assert "it does not know the token. This group was in its job before, and has dialled for 60 s." in (
-        group.directive.failure.text
-    )
-
-
-@pytest.mark.parametrize("lost", ["connection refused", "no message from the coordinator for 2.0 s"])
-def test_a_group_that_was_refused_and_then_finds_no_coordinator_says_that(lost: str):
-    """It was stopped to put it right, which takes longer: the group is not to blame, and may be started again."""
-    group = in_its_job()
-    group.on(Connected()).hear(Refused("it does not know the token")).on(Disconnected(REFUSES))
-    group.on(Disconnected(lost))
-    group.now_s = 160.1
-    group.on(Tick())
-    assert isinstance(group.directive, Fail)
-    assert group.directive.failure.kind is FailureKind.COORDINATOR_UNREACHABLE
-    assert f"for 60 s (last: {lost})" in group.directive.failure.text
-
-
-def test_a_coordinator_that_has_never_welcomed_the_group_refuses_it_at_once():
-    group = Group().on(Connected()).hear(Refused("it does not know the token"))
-    assert isinstance(group.directive, Fail)
-    assert group.directive.failure.kind is FailureKind.JOIN_REFUSED
-
-
 def test_a_waiting_job_says_why_until_it_moves():
     group = joining().hear(Waiting("1 of at least 2 groups have joined (a)"))
     assert group.directive == Wait("1 of at least 2 groups have joined (a)")
