@@ -18,7 +18,7 @@ from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Child, Processes
 from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import FIRST_WAIT_S, STEADY_S, doubled_s
-from jaxft._launch._statuses import AGAIN, DONE
+from jaxft._launch._statuses import AGAIN, DONE, ERROR
 from jaxft._launch._supervisor import Rules, State, Supervisor
 from jaxft._launch._watch_clock import WatchClock
 
@@ -225,7 +225,16 @@ class Launcher:
                     self._output.pass_on(_name_of(one, rank), line)
 
     def _status(self) -> int:
-        if any(one.state is State.DONE for one in self.supervisors):
+        done = [one for one in self.supervisors if one.state is State.DONE]
+        # Only a launch that has started the coordinator knows all groups.
+        if self._coordinator is not None and done and all(one.came_back_late for one in done):
+            self._output.say(
+                "no program has run to its end: each group ended unexpectedly, and when it came back, the job was "
+                "finished and its state gone. What the program does after that job, such as a second one, was not "
+                "done. Give each Manager checkpoints=: a group that is restarted then passes through a finished job"
+            )
+            return ERROR
+        if done:
             return DONE
         if self._interrupted:
             return 128 + signal.SIGINT

@@ -137,6 +137,11 @@ class Supervisor:
         return self._restarts and not self.over
 
     @property
+    def came_back_late(self) -> bool:
+        """Whether a life of it trained and did not end well, and the next one found the job finished without it."""
+        return self.late and self._past.step > 0
+
+    @property
     def running_life(self) -> int | None:
         """The number of the current life; None if the group does not run, or has been told to end."""
         life = self.life

@@ -66,6 +66,37 @@ def test_a_group_whose_job_was_finished_without_it_does_not_end_the_others(folde
     assert "group-0 is done: its job was finished without it\n" in running.text()
 
 
+def test_a_launch_whose_groups_all_came_back_too_late_is_not_done(folder: Path) -> None:
+    """Each was killed in the second phase of the program, and was kept from it by the first, which is finished."""
+    lives = ("steps:3 kill", "phase:late:0 exit:0")
+    with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
+        assert running.status() == 1, running.text()
+    assert "no program has run to its end: each group ended unexpectedly" in running.text()
+    assert running.text().count("is done: its job was finished without it") == 2
+
+
+@pytest.mark.parametrize(
+    "lives",
+    [
+        # The program of one has run to its end.
+        pytest.param(
+            ("group-0=gate:late group-0=exit:0 steps:3 kill", "made:late phase:late:0 exit:0"), id="one-ran"
+        ),
+        # The job was finished before this launch.
+        pytest.param(("phase:late:0 exit:0",), id="before"),
+    ],
+)
+def test_a_launch_is_done_if_its_groups_need_not_come_back(folder: Path, lives: tuple[str, ...]) -> None:
+    with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
+        assert running.status() == 0, running.text()
+    assert "no program has run" not in running.text()
+
+
+def test_a_launch_on_one_host_of_several_does_not_know_whether_others_have_ended_well(folder: Path) -> None:
+    with fakes(folder, "--groups", "2", lives=("steps:3 kill", "phase:late:0 exit:0")) as running:
+        assert running.status() == 0, running.text()
+
+
 STRANDED = "phase:stranded:0 exit:75"
 
 
