@@ -83,6 +83,10 @@ class Run:
         events = read(self.folder / f"{group}.jsonl")
         return [event["step"] for event in events if event["event"] == "step" and event["shards"]]
 
+    def passed(self, group: str) -> list[int]:
+        """The steps of which a group has the state, whoever computed the shards."""
+        return [event["step"] for event in read(self.folder / f"{group}.jsonl") if event["event"] == "step"]
+
     def readied(self, group: str) -> int:
         """How often a group has healed, as the coordinator tells it."""
         events = read(self.folder / "events.jsonl")
@@ -121,7 +125,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
     first, second, third = GATES
     run.until_at(first, *ELEMENTS[:GROUPS])
-    run.until(lambda: run.readied(SPARE), "the spare to stand by")
+    # Only one that has caught up takes the place of a group.
+    run.until(lambda: first in run.passed(SPARE), f"the spare to follow to step {first}")
     assert not run.steps(SPARE)
     [lost] = [group for group in ELEMENTS if run.show(group, "NodeList") == "n2"]
     [kept] = {*ELEMENTS} - {lost, SPARE}
