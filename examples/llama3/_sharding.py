@@ -89,10 +89,13 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
         KeyError: an array belongs to no parameter in `PARAMETER_AXES`, and would silently be replicated.
     """
 
+    # jaxft divides a scan over layers (`--overlap`) unless these are sharded, be it over a single stage.
+    without = [axis for axis in ("pipeline",) if mesh.shape[axis] == 1]
+
     def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         if not leaf.shape:
             return NamedSharding(mesh, PartitionSpec())
-        return NamedSharding(mesh, partition_spec(*PARAMETER_AXES[parameter_name(path)]))
+        return NamedSharding(mesh, partition_spec(*PARAMETER_AXES[parameter_name(path)], without=without))
 
     return jax.tree_util.tree_map_with_path(sharding_of, abstract_state)
 

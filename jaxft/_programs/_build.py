@@ -35,6 +35,12 @@ __all__ = [
 ]
 
 _log = logging.getLogger("jaxft")
+_NOT_DIVIDED = (
+    "overlap={overlap} gains nothing: the gradients of this step cannot be divided into some that are ready first "
+    "and some that are ready last. Those of a scan over layers can, if they go to jaxft.pmean as they come out of "
+    "it: not sharded over the layers, and not added up in another scan, over parts of the batch. Leave out "
+    "`overlap`: it compiles the step twice."
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Shared:
     pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
     # How an overlapped step was divided for the first batch, by the types of the state: the same for each batch.
     divisions: dict[Hashable, Labels] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)  # the lines that the log has been warned of
+    warned: set[str] = field(default_factory=set)  # what the log says already
     # The types of the first state. A state that a step returns may differ from it in which types are weak: those of
     # Python's numbers are, and what a step makes of them need not be. Programs for it would have another `apply`.
     states: dict[Hashable, Sequence[Spec]] = field(default_factory=dict)
@@ -64,9 +70,13 @@ class Shared:
         """Warn, once for each line, of random numbers that are the same in all shards."""
         lines = [line for stage in parts.stages for line in shared_draws(stage.compute)]
         for line in () if axis.shards == 1 else lines:
-            if line not in self.warned:
-                self.warned.add(line)
-                _log.warning("%s", warning(line))
+            self.warn(warning(line))
+
+    def warn(self, text: str) -> None:
+        """Warn once."""
+        if text not in self.warned:
+            self.warned.add(text)
+            _log.warning("%s", text)
 
 
 def cut_programs(
@@ -125,6 +135,8 @@ def cut_programs(
         raise
     if overlap > 1 and is_first:
         whole = _cut(traced, state_specs, axis, 1, Shared())
+        if len(whole.stages) == len(parts.stages):
+            shared.warn(_NOT_DIVIDED.format(overlap=overlap))
         pinned = pins(whole.contributions, state_specs, traced.state_names)
         computes, _, _ = compile_computes(whole, state_specs, inputs, pinned)
         given = [*batch_leaves, np.int32(0)]

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, Sharding
 
 from jaxft._programs import _compat
 from jaxft._programs._compat import Atom, Eqn, Var
@@ -23,7 +24,12 @@ from jaxft._programs._inline import Flat
 from jaxft._programs._primitive import Path, pmean_p
 
 # They change each element by itself, and say nothing of the shape.
-_BY_ELEMENT = frozenset({"convert_element_type", "copy", "copy_p", "neg", "reduce_precision", "mul", "div"})
+_BY_ELEMENT = frozenset(
+    {
+        *("convert_element_type", "copy", "copy_p", "neg", "reduce_precision", "mul", "div", "max", "min"),
+        "sharding_constraint",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -117,9 +123,19 @@ def _source(eqn: Eqn) -> Var | None:
     """The operand of an equation that changes each element of it by itself."""
     variables = [atom for atom in eqn.invars if _compat.is_var(atom)]
     numbers = [atom for atom in eqn.invars if not _compat.is_var(atom)]
+    shape = _compat.shape(eqn.outvars[0]) if eqn.outvars else ()
     if eqn.primitive.name not in _BY_ELEMENT or len(variables) != 1 or any(map(_compat.shape, numbers)):
         return None
-    return variables[0] if _compat.shape(variables[0]) == _compat.shape(eqn.outvars[0]) else None
+    if eqn.primitive.name == "sharding_constraint" and divides_rows(eqn.params["sharding"], shape):
+        return None
+    return variables[0] if _compat.shape(variables[0]) == shape else None
+
+
+def divides_rows(sharding: Sharding | None, shape: Sequence[int]) -> bool:
+    """Whether a device holds only some rows of such an array, on a mesh of some size."""
+    if isinstance(sharding, NamedSharding):
+        return bool(sharding.spec) and sharding.spec[0] not in (None, ())
+    return sharding is not None and bool(shape) and sharding.shard_shape(tuple(shape))[0] != shape[0]
 
 
 def _can_be_divided(eqn: Eqn) -> bool:

@@ -8,6 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxft._programs._partition import Contribution
 from jaxft._programs._primitive import Path
+from jaxft._programs._scans import divides_rows
 
 
 def specs(state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[jax.ShapeDtypeStruct], ...]:
@@ -140,10 +141,7 @@ class Pins:
 
     def is_whole(self, path: Path, shape: Sequence[int]) -> bool:
         """Whether no device holds only some rows of such a contribution, on a mesh of any size."""
-        pin = self(path, shape)
-        if isinstance(pin, NamedSharding):
-            return not pin.spec or pin.spec[0] in (None, ())
-        return pin is None or not shape or pin.shard_shape(tuple(shape))[0] == shape[0]
+        return not divides_rows(self(path, shape), shape)
 
 
 def _common_suffix(one: Path, other: Path) -> int:

@@ -16,7 +16,7 @@ from examples.llama3._config import MODEL_SIZES, SettingsError
 from examples.llama3._corpus import load_corpus
 from examples.llama3._data import Batches
 from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_optimizer
-from examples.llama3._sharding import make_mesh
+from examples.llama3._sharding import batch_sharding, make_mesh, placed
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tokenizer import Bytes
 from examples.llama3.train import accumulated, make_loss, make_train_step
@@ -201,6 +201,20 @@ def test_the_last_layers_gradients_can_be_exchanged_first() -> None:
         if one.path[1:2] == ("blocks",)
     ]
     assert {(each.start, each.stop) for each in rows if each is not None} == {(0, 1), (1, 2)}
+
+
+@pytest.mark.long
+@pytest.mark.unoptimized(False)
+@pytest.mark.parametrize(("fsdp", "tp"), [(1, 1), (2, 2)])
+def test_the_layers_are_divided_on_a_mesh_too(fsdp: int, tp: int) -> None:
+    """All of its axes have names in the shardings of the state, those of a single device too."""
+    mesh = make_mesh(fsdp, tp)
+    train_step = make_train_step(TINY, OPTIMIZER, mesh, mean=jaxft.pmean)
+    state = init_state(TINY, OPTIMIZER, mesh, seed=0)
+    batch = placed(batch_of(np.arange(2 * 17, dtype=np.int32).reshape(2, 17)), batch_sharding(mesh))
+    programs = cut_programs(train_step, state, batch, overlap=2)
+    assert programs.stages == 2
+    assert all(one.rows for one in programs.cut.contributions if "blocks" in one.label)
 
 
 def test_the_mean_is_taken_of_gradients_and_loss_before_anything_uses_them() -> None:

@@ -189,6 +189,63 @@ def test_rows_that_lie_on_different_devices_are_not_divided() -> None:
     assert "pmean[0]['scales'][0:3]" in [label for stage in found for label in stage]
 
 
+@pytest.mark.parametrize("of", ["gradients", "parameters"])
+@pytest.mark.parametrize(
+    ("spec", "rows"),
+    [(P(None, None, "x"), ["[3:6]", "[0:3]"]), (P(None), ["[3:6]", "[0:3]"]), (P("x"), [""])],
+    ids=["columns", "replicated", "rows"],
+)
+def test_gradients_with_a_sharding_constraint(of: str, spec: P, rows: list[str]) -> None:
+    """A constraint on parameters is one on their gradients too: differentiation turns it around."""
+    state, x = on_mesh(P())
+    sharding = NamedSharding(state["layers"].sharding.mesh, spec)
+
+    def train_step(params: Given, x: jax.Array) -> Any:
+        def loss(layers: jax.Array) -> jax.Array:
+            layers = lax.with_sharding_constraint(layers, sharding) if of == "parameters" else layers
+            return net({**params, "layers": layers}, x)
+
+        grad = jax.grad(loss)(params["layers"])
+        grad = lax.with_sharding_constraint(grad, sharding) if of == "gradients" else grad
+        return {**params, "layers": params["layers"] - jaxft.pmean(grad)}, {}
+
+    found = labels(cut_programs(train_step, state, x, overlap=2))
+    assert [label for stage in found for label in stage] == [f"pmean{one}" for one in rows]
+
+
+def test_clipped_gradients() -> None:
+    def train_step(params: Given, x: jax.Array) -> Any:
+        grads = jax.tree.map(lambda grad: jnp.clip(grad, -1.0, 1.0), jax.grad(net)(params, x))
+        return jax.tree.map(lambda one, grad: one - grad, params, jaxft.pmean(grads)), {}
+
+    whole, divided = (cut_programs(train_step, weights(), batch(), overlap=overlap) for overlap in (1, 2))
+    assert divided.stages == 2
+    assert run(divided) == run(whole)
+
+
+def accumulated(params: Given, x: jax.Array) -> Any:
+    def part(total: Given, rows: jax.Array) -> tuple[Given, None]:
+        return jax.tree.map(jnp.add, total, jax.grad(net)(params, rows)), None
+
+    grads, _ = lax.scan(part, jax.tree.map(jnp.zeros_like, params), x.reshape(2, -1, 16))
+    return jax.tree.map(lambda one, grad: one - grad, params, jaxft.pmean(grads)), {}
+
+
+def test_the_log_says_once_that_nothing_can_be_divided(caplog: pytest.LogCaptureFixture) -> None:
+    step, state = jaxft.fault_tolerant(accumulated, None, overlap=4), weights()
+    for rows in (8, 4):  # two types of batch
+        state, _ = step(state, batch()[:rows])
+    assert caplog.text.count("overlap=4 gains nothing") == 1
+
+
+@pytest.mark.parametrize(("step", "overlap"), [(trained(net), 2), (accumulated, 1)])
+def test_the_log_says_nothing_of_an_overlap_that_gains_or_is_not_asked_for(
+    step: Any, overlap: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    jaxft.fault_tolerant(step, None, overlap=overlap)(weights(), batch())
+    assert "gains nothing" not in caplog.text
+
+
 def test_what_is_exchanged_twice_is_divided_only_if_both_may_be() -> None:
     state, x = on_mesh(P("x"))
 
