@@ -84,7 +84,7 @@ class Run:
         return [event["step"] for event in events if event["event"] == "step" and event["shards"]]
 
     def passed(self, group: str) -> list[int]:
-        """The steps of which a group has the state, whoever computed the shards."""
+        """The steps of which a group has the state, also those that others have computed."""
         return [event["step"] for event in read(self.folder / f"{group}.jsonl") if event["event"] == "step"]
 
     def readied(self, group: str) -> int:
