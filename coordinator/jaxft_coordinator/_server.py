@@ -468,6 +468,8 @@ def _names_problem(hello: Hello) -> str:
             return f"the name of a {what} must have 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
         if not name.isprintable():
             return f"the name of a {what} must have only printable characters, unlike {name!r}"
+        if name in (".", ".."):
+            return f"the name of a {what} must not be {name!r}, which means a folder in paths and addresses"
     if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
         address = hello.address[:MAX_QUOTED]
         return (

@@ -151,6 +151,8 @@ def _check_name(what: str, name: str) -> None:
         raise ConfigurationError(
             f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
         )
+    if name in (".", ".."):  # no address of the coordinator's page could name it
+        raise ConfigurationError(f"{what} must not be {name!r}, which means a folder in paths and addresses")
 
 
 def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:

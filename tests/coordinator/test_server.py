@@ -295,6 +295,8 @@ def test_garbage_on_the_port_disturbs_nobody():
     [
         ("", "a", "the name of a job must have 1 to 200 characters"),
         ("x" * 201, "a", "the name of a job must have 1 to 200 characters"),
+        ("..", "a", "the name of a job must not be '..', which means a folder"),
+        ("job", ".", "the name of a group must not be '.', which means a folder"),
         ("job", "", "the name of a group must have 1 to 200 characters, not 0"),
         ("job", "x" * 201, "the name of a group must have 1 to 200 characters, not 201"),
     ],
