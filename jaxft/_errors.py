@@ -1,12 +1,25 @@
 """The exceptions that jaxft raises, in one small tree."""
 
+import os
+from typing import ClassVar
+
 
 class JaxftError(Exception):
-    """Base of all errors of jaxft. The message says what happened, where, and what to do."""
+    """Base of all errors of jaxft. The message says what happened, where, and what to do.
+
+    Attributes:
+        exit_status: the status with which a program should end that this error ends: what starts it then knows
+            whether to start it again. `jaxft launch` gives it to programs that do not catch the error; one that does,
+            to log it, ends with `sys.exit(error.exit_status)`. Here 75: start me again (EX_TEMPFAIL of sysexits.h).
+    """
+
+    exit_status: ClassVar[int] = os.EX_TEMPFAIL
 
 
 class ConfigurationError(JaxftError):
     """The call, the step function or the job's settings are wrong. Nothing has changed."""
+
+    exit_status = 1
 
 
 class StepError(ConfigurationError):
@@ -19,6 +32,8 @@ class CoordinatorUnreachable(JaxftError):
 
 class JoinRefused(ConfigurationError):
     """The coordinator refused this group: its settings differ from the job's, or it does not know the job's token."""
+
+    exit_status = os.EX_CONFIG
 
 
 class Evicted(JaxftError):
@@ -55,9 +70,11 @@ class JobFinished(JaxftError, SystemExit):
     A program that does not catch it ends with status 0, so that a supervisor does not start it again.
     """
 
+    exit_status = os.EX_OK
+
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.code = 0
+        self.code = self.exit_status
 
 
 class ExchangeFailed(JaxftError):

@@ -200,7 +200,7 @@ def main() -> None:
         logger.info("%s", over)
     except jaxft.JaxftError as error:
         logger.error("%s: %s", type(error).__name__, error)
-        sys.exit(2 if isinstance(error, jaxft.ConfigurationError) else 1)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

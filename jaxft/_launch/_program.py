@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 
 from jaxft._errors import JaxftError, JobFinished
-from jaxft._launch._statuses import status_of
 from jaxft._ranks._ending import end_at_once, exit_status
 
 
@@ -50,10 +49,10 @@ def _run(words: Sequence[str]) -> None:
             runpy.run_path(words[0], run_name="__main__")
     except JobFinished as error:
         _write(f"jaxft: {error}\n")  # it is no failure: no traceback, as in a program without a launcher
-        raise SystemExit(status_of(error)) from error
+        raise SystemExit(error.exit_status) from error
     except JaxftError as error:
         _write("".join(traceback.format_exception(type(error), error, _of_program(error))))
-        raise SystemExit(status_of(error)) from error
+        raise SystemExit(error.exit_status) from error
 
 
 def _lead_path(folder: str) -> None:

@@ -1,16 +1,15 @@
 """What the exit status of a program means: the contract between a training program and its supervisor."""
 
-import os
 from enum import StrEnum
 
 from jaxft._errors import ConfigurationError, JaxftError, JobFinished, JoinRefused
 
-DONE = 0
-# The program ended before its job did, and should be started again (EX_TEMPFAIL).
-AGAIN = os.EX_TEMPFAIL
-# The job does not accept this program; another start would be refused as well (EX_CONFIG).
-REFUSED = os.EX_CONFIG
-ERROR = 1
+DONE = JobFinished.exit_status
+# The program ended before its job did, and should be started again.
+AGAIN = JaxftError.exit_status
+# The job does not accept this program; another start would be refused as well.
+REFUSED = JoinRefused.exit_status
+ERROR = ConfigurationError.exit_status
 
 
 class Ending(StrEnum):
@@ -39,16 +38,3 @@ def ending_of(status: int) -> Ending:
 def reason_of(statuses: list[int]) -> tuple[Ending, int]:
     """Return how a group ended whose processes have ended with these statuses, and the status that says so."""
     return min(((ending_of(status), status) for status in statuses), key=lambda one: _REASONS.index(one[0]))
-
-
-def status_of(error: JaxftError) -> int:
-    """Return the exit status of a program that an error of the library has ended."""
-    match error:
-        case JobFinished():
-            return DONE
-        case JoinRefused():
-            return REFUSED
-        case ConfigurationError():
-            return ERROR
-        case _:
-            return AGAIN

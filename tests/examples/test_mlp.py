@@ -207,7 +207,7 @@ def test_bad_input_is_refused(
     finally:
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
-    assert stopped.value.code == 2
+    assert stopped.value.code == 1
     assert message in caplog.text
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from jaxft import _errors
-from jaxft._launch._statuses import AGAIN, DONE, REFUSED, Ending, ending_of, reason_of, status_of
+from jaxft._launch._statuses import AGAIN, DONE, REFUSED, Ending, ending_of, reason_of
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_the_reason_for_the_end_of_a_group(statuses: list[int], reason: tuple[En
     ],
 )
 def test_the_status_of_an_error(error: type[_errors.JaxftError], status: int) -> None:
-    assert status_of(error("...")) == status
+    assert error("...").exit_status == status
