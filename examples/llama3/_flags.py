@@ -1,6 +1,7 @@
 """Every setting of a run: a frozen dataclass that is also the command line."""
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -107,6 +108,8 @@ class Flags:
 
     spare: bool = False
     """Stand by, and replace a group that is lost."""
+    other_meshes: bool = field(default_factory=lambda: os.environ.get("JAXFT_OTHER_MESHES") == "1")
+    """Groups may have different numbers of devices, and still get equal states. `jaxft launch --rungs` sets it."""
     checkpoints: Path | None = None
     """Save checkpoints in this folder, which all groups share, in case all groups die at once. None saves none."""
     checkpoint_every: int = 100

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import optax
 
+import jaxft
 from examples.llama3._config import SettingsError, check_not_negative, check_positive
 from examples.llama3._sharding import parameter_name
 
@@ -29,6 +31,7 @@ class OptimizerConfig:
     beta2: float = 0.95
     epsilon: float = 1e-8
     decayed: Decayed = "matrices"
+    any_mesh: bool = False  # the same bits on every mesh, for a slower norm
 
     def __post_init__(self) -> None:
         check_positive(
@@ -53,8 +56,9 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     def decays(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: _decays(config.decayed, path), params)
 
+    clip = _clip_on_any_mesh if config.any_mesh else optax.clip_by_global_norm
     return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
+        clip(config.clip_norm),
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
     )
@@ -82,6 +86,16 @@ def learning_rate(config: OptimizerConfig, step: jax.typing.ArrayLike) -> jax.Ar
         fall = optax.linear_schedule(peak, last, total_steps - warmup_steps)
         schedule = optax.join_schedules([rise, fall], [warmup_steps])
     return jax.numpy.asarray(schedule(step + 1))
+
+
+def _clip_on_any_mesh(most: float) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm`, which sums in another order on each mesh, with `jaxft.global_norm`."""
+
+    def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
+        scale = jnp.minimum(1.0, most / jaxft.global_norm(updates))
+        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 def _decays(decayed: Decayed, path: tuple[Any, ...]) -> bool:

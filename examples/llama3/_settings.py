@@ -80,6 +80,7 @@ def check_settings(flags: Flags) -> Settings:
         beta2=flags.beta2,
         epsilon=flags.epsilon,
         decayed=flags.decayed,
+        any_mesh=flags.other_meshes,
     )
     accumulate = _accumulate(flags)
     tokenizer = load_tokenizer(flags.tokenizer)
@@ -177,7 +178,7 @@ def job_settings(flags: Flags, settings: Settings, mesh: Mesh) -> dict[str, str]
         "corpus": settings.batches.fingerprint,
         "batch_tokens": str(settings.tokens_per_step if settings.accumulate > 1 else None),
         "held_out": str(settings.batches.held_out),
-        **{axis: str(size) for axis, size in mesh.shape.items()},
+        **({} if flags.other_meshes else {axis: str(size) for axis, size in mesh.shape.items()}),
     }
 
 

@@ -181,6 +181,7 @@ def make_manager(flags: Flags, shared: dict[str, str]) -> jaxft.Manager | None:
         settings=shared,
         checkpoints=checkpoints,
         spare=flags.spare,
+        other_meshes=flags.other_meshes,
         host=flags.host,
     )
 
@@ -193,9 +194,12 @@ def main() -> None:
         train(parse_flags(description=__doc__))
     except jaxft.JobFinished as over:
         logger.info("%s", over)
-    except (SettingsError, jaxft.JaxftError) as error:
+    except SettingsError as error:
         logger.error("%s: %s", type(error).__name__, error)
-        sys.exit(2 if isinstance(error, SettingsError | jaxft.ConfigurationError) else 1)
+        sys.exit(2)
+    except jaxft.JaxftError as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ def test_every_flag_of_the_optimizer_reaches_it(small: Any) -> None:
         "epsilon": 0.125,
         "decayed": "blocks",
     }
-    optimizer = check_settings(small(steps=11, **chosen)).optimizer
-    assert dataclasses.asdict(optimizer) == {**chosen, "total_steps": 11}
+    optimizer = check_settings(small(steps=11, other_meshes=True, **chosen)).optimizer
+    assert dataclasses.asdict(optimizer) == {**chosen, "total_steps": 11, "any_mesh": True}
 
 
 # Batches.
@@ -120,6 +120,23 @@ def test_a_refusal_can_name_the_flag(small: Any, changes: dict[str, Any], name: 
 def test_a_default_and_its_value_are_the_same_setting(small: Any) -> None:
     explicit = small(learning_rate=1e-3, warmup_steps=10, batch_tokens=1024, held_out=0.5, fsdp=2)
     assert shared(explicit) == shared(small(fsdp=None))
+
+
+def test_the_mesh_is_a_setting_unless_groups_may_have_others(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that comes back with fewer devices, as of `jaxft launch --rungs`, is not refused."""
+    devices = jax.devices()
+    assert len(devices) >= 4
+
+    def on(count: int) -> dict[str, str]:
+        monkeypatch.setattr(jax, "device_count", lambda: count)
+        return shared(small(fsdp=None, batch_per_shard=4))
+
+    assert on(4) != on(2)
+    monkeypatch.setenv("JAXFT_OTHER_MESHES", "1")
+    assert on(4) == on(2)
+    assert on(4)["other_meshes"] == "True"
 
 
 # Flags that need one another.

@@ -1,5 +1,6 @@
 """Where arrays live: the tables cover the state, and the mesh changes its place and not its numbers."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -8,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from llama3_cases import OPTIMIZER, TINY, abstract_params, corpus_of, params_of, tiny
+from llama3_cases import OPTIMIZER, TINY, abstract_params, batch_of, corpus_of, params_of, tiny
 
+import jaxft
 from examples.llama3._config import MODEL_SIZES, ModelConfig, SettingsError, Size, check_mesh
 from examples.llama3._data import Batches
 from examples.llama3._optimizer import make_optimizer
@@ -21,10 +23,12 @@ from examples.llama3._sharding import (
     make_mesh,
     parameter_name,
     partition_spec,
+    placed,
     state_shardings,
 )
 from examples.llama3._state import TrainState, init_state, parameter_count
 from examples.llama3.train import make_train_step
+from jaxft._programs._build import cut_programs
 
 pytestmark = pytest.mark.unoptimized
 
@@ -66,16 +70,20 @@ def test_partition_specs_come_to_what_is_written_here() -> None:
     assert {name: partition_spec(*axes) for name, axes in PARAMETER_AXES.items()} == EXPECTED_SPECS
 
 
-def test_moments_live_where_their_parameter_does_and_scalars_everywhere() -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_moments_live_where_their_parameter_does_and_scalars_everywhere(stages: int) -> None:
+    """Layers are not sharded over a single stage: jaxft then divides a scan over them, and else does not."""
     abstract = jax.eval_shape(
         lambda params: TrainState(jnp.int32(0), params, make_optimizer(OPTIMIZER).init(params)),
         abstract_params(TINY),
     )
-    shardings = state_shardings(abstract, make_mesh(2, 2))
+    shardings = state_shardings(abstract, make_mesh(2, 1, pipeline=stages))
     specs: dict[str, list[PartitionSpec]] = {}
     for path, sharding in jax.tree_util.tree_leaves_with_path(shardings):
         specs.setdefault(parameter_name(path), []).append(sharding.spec)
     for name, spec in EXPECTED_SPECS.items():
+        if stages == 1:
+            spec = PartitionSpec(*(None if axis == "pipeline" else axis for axis in spec))
         assert specs.pop(name) == [spec] * 3, name  # the parameter, Adam's two moments
     assert all(spec == PartitionSpec() for scalars in specs.values() for spec in scalars)
 
@@ -209,3 +217,31 @@ def _trained(fsdp: int, tp: int) -> TrainState:
 
 def _parts(spec: PartitionSpec, fsdp: int, tp: int) -> int:
     return (fsdp if ("context", "fsdp") in spec else 1) * (tp if "tp" in spec else 1)
+
+
+@pytest.mark.long
+@pytest.mark.unoptimized(False)
+def test_groups_on_other_meshes_run_one_program_and_get_equal_states() -> None:
+    """As with `jaxft launch --rungs`: means that are clipped change the state alike on any mesh."""
+    optimizer = dataclasses.replace(OPTIMIZER, any_mesh=True, clip_norm=1e-3)
+    random = np.random.default_rng(2)
+    rounds: list[list[np.ndarray]] = []
+    found: list[tuple[str, list[str]]] = []
+    for fsdp in (1, 2, 4):
+        mesh = make_mesh(fsdp, 1)
+        state = init_state(TINY, optimizer, mesh, seed=0)
+        batch = placed(batch_of(np.ones((4, 17), np.int32)), batch_sharding(mesh))
+        programs = cut_programs(make_train_step(TINY, optimizer, mesh, mean=jaxft.pmean), state, batch)
+        shapes = [one.aval.shape for one in programs.cut.contributions]
+        rounds = rounds or [
+            [random.standard_normal(shape, np.float32) for shape in shapes] for _ in range(16)
+        ]
+        digests: list[str] = []
+        for means in rounds:
+            # `apply` consumes the state.
+            state = init_state(TINY, optimizer, mesh, seed=0)
+            new, _ = programs.apply(programs.state_leaves(state), means, None)
+            digests.append(jaxft.digest(new))
+        found.append((programs.fingerprint["program on any mesh"], digests))
+    assert len(set(found[0][1])) == len(rounds)
+    assert found[1] == found[2] == found[0]
