@@ -1,6 +1,5 @@
 """The exceptions that jaxft raises, in one small tree."""
 
-import os
 from typing import ClassVar
 
 
@@ -13,7 +12,7 @@ class JaxftError(Exception):
             to log it, ends with `sys.exit(error.exit_status)`. Here 75: start me again (EX_TEMPFAIL of sysexits.h).
     """
 
-    exit_status: ClassVar[int] = os.EX_TEMPFAIL
+    exit_status: ClassVar[int] = 75
 
 
 class ConfigurationError(JaxftError):
@@ -33,7 +32,7 @@ class CoordinatorUnreachable(JaxftError):
 class JoinRefused(ConfigurationError):
     """The coordinator refused this group: its settings differ from the job's, or it does not know the job's token."""
 
-    exit_status = os.EX_CONFIG
+    exit_status = 78  # do not: EX_CONFIG
 
 
 class Evicted(JaxftError):
@@ -70,7 +69,7 @@ class JobFinished(JaxftError, SystemExit):
     A program that does not catch it ends with status 0, so that a supervisor does not start it again.
     """
 
-    exit_status = os.EX_OK
+    exit_status = 0
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
