@@ -12,6 +12,7 @@ import tyro
 
 from examples.llama3._config import SettingsError
 from examples.llama3._flags import Flags, with_recipe
+from examples.llama3._runtime import is_first_process
 
 _CONFIG = "config.json"
 
@@ -47,7 +48,7 @@ def keep_config(flags: Flags, settings: Mapping[str, str]) -> None:
             be written. Nothing was changed.
     """
     folder = folder_of(flags)
-    if folder is None:
+    if folder is None or not is_first_process():
         return
     path, settings = folder / _CONFIG, {**settings, "shards": str(flags.shards)}
     if path.is_file():

@@ -55,6 +55,11 @@ def with_default_flags(xla_flags: str) -> str:
     return " ".join([*xla_flags.split(), *(flag for flag in XLA_FLAGS if flag.split("=")[0] not in named)])
 
 
+def is_first_process() -> bool:
+    """Return whether this process writes what a group has once: all of them run the same program."""
+    return os.environ.get("JAXFT_RANK", "0") == "0"
+
+
 def user_cache(name: str = "compilation") -> Path:
     """Return a folder for what this user can make again, such as compiled programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxft" / name

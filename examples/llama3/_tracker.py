@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from examples.llama3._flags import Flags
 from examples.llama3._packages import needed
 from examples.llama3._run import folder_of
+from examples.llama3._runtime import is_first_process
 
 
 class Tracker(Protocol):
@@ -71,7 +72,7 @@ def make_tracker(flags: Flags, config: Mapping[str, str]) -> Tracker:
     Raises:
         SettingsError: its package is not installed.
     """
-    match flags.tracker:
+    match flags.tracker if is_first_process() else None:
         case None:
             return NoTracker()
         case "tensorboard":

@@ -25,7 +25,7 @@ from examples.llama3._optimizer import OptimizerConfig, learning_rate, make_opti
 from examples.llama3._profile import Profile
 from examples.llama3._report import Report, describe
 from examples.llama3._run import folder_of, keep_config, parse_flags
-from examples.llama3._runtime import join_group, start_jax
+from examples.llama3._runtime import is_first_process, join_group, start_jax
 from examples.llama3._settings import check_export, check_settings, choose_mesh, job_settings
 from examples.llama3._sharding import ActivationSharding, batch_sharding, placed
 from examples.llama3._state import TrainState, init_state
@@ -149,7 +149,8 @@ def train(flags: Flags) -> None:
 
         workload = describe(flags, settings, state, mesh)
         folder = folder_of(flags)
-        with Report(flags, workload, manager, tracker) as report, Profile(flags.profile, folder) as profile:
+        profiled = flags.profile if is_first_process() else None
+        with Report(flags, workload, manager, tracker) as report, Profile(profiled, folder) as profile:
             while step.step < flags.steps:
                 profile.before(step.step + 1)
                 started_s = time.monotonic()

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import jax
 
@@ -20,6 +21,7 @@ from jaxft._transport._sockets import SLOW_WAIT_S
 # So many callers outside of JAX are named.
 _CALLERS = 4
 _JAX = os.path.dirname(jax.__file__)
+_COMPILES = str(Path(__file__).parents[1] / "_programs" / "_compile.py")
 
 
 class Outside:
@@ -50,20 +52,27 @@ class Outside:
         if awaited_s < self._mention_s:
             return ""
         self._mention_s = 2 * awaited_s
+        outside_s, stack = time.monotonic() - since_s, self._stack()
+        if any(one.filename == _COMPILES for one in stack):
+            return f"compiles the step, and {other} has waited for it in the step for {awaited_s:.0f} s."
         return (
-            f"has been outside of the step for {time.monotonic() - since_s:.0f} s, and {other} has waited for it in "
-            f"the step for {awaited_s:.0f} s. Its program stands at {self._stands_at()}. If that is a computation of "
-            "all ranks, it cannot end: every rank must run the same number of steps."
+            f"has been outside of the step for {outside_s:.0f} s, and {other} has waited for it in the step for "
+            f"{awaited_s:.0f} s. Its program stands at {_where(stack)}. If that is a computation of all ranks, it "
+            "cannot end: every rank must run the same number of steps."
         )
 
-    def _stands_at(self) -> str:
+    def _stack(self) -> Sequence[traceback.FrameSummary]:
         frame = sys._current_frames().get(self._thread)
-        if frame is None:
-            return "its end"
-        *callers, innermost = traceback.extract_stack(frame)
-        own = [one for one in callers if not one.filename.startswith(_JAX)]
-        frames = [innermost, *reversed(own[-_CALLERS:])]
-        return ", called from ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
+        return [] if frame is None else traceback.extract_stack(frame)
+
+
+def _where(stack: Sequence[traceback.FrameSummary]) -> str:
+    if not stack:
+        return "its end"
+    *callers, innermost = stack
+    own = [one for one in callers if not one.filename.startswith(_JAX)]
+    frames = [innermost, *reversed(own[-_CALLERS:])]
+    return ", called from ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
 
 
 class Awaited:

@@ -17,6 +17,7 @@ from examples.llama3._run import keep_config, parse_flags
 from examples.llama3._settings import check_export, check_settings, choose_mesh, job_settings
 from examples.llama3._sharding import make_mesh
 from examples.llama3._state import check_memory, parameter_count
+from examples.llama3._tracker import make_tracker
 
 
 @pytest.fixture
@@ -247,3 +248,22 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -
 def test_a_configuration_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         parse_flags(["--config", str(tmp_path / "nowhere.json")], description="")
+
+
+# Groups of several processes.
+
+
+@pytest.mark.parametrize(("rank", "writes"), [(None, True), ("0", True), ("1", False)])
+def test_one_process_of_a_group_keeps_its_configuration_and_curves(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str | None, writes: bool
+) -> None:
+    """All processes run the same program, and would write the same files at the same moment."""
+    if rank is not None:
+        monkeypatch.setenv("JAXFT_RANK", rank)
+    flags = small(run=tmp_path / "run", tracker="tensorboard")
+    keep_config(flags, shared(flags))
+    tracker = make_tracker(flags, shared(flags))
+    tracker.write(1, {"loss": 1.0})
+    tracker.close()
+    found = {path.name.partition(".")[0] for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert found == ({"config", "events"} if writes else set())
