@@ -10,7 +10,7 @@ DEADLINES = {"boot": 100.0, "compute": 10.0, "vote": math.inf, "silence": 5.0}
 
 
 def look(sign: Sign | None, *, now_t_s: float) -> Overdue | None:
-    return overdue(sign, started_t_s=0.0, now_t_s=now_t_s, deadlines=DEADLINES)
+    return overdue(sign, started_t_s=-20.0, now_t_s=now_t_s, deadlines=DEADLINES)
 
 
 def sign(phase: str, *, since: float, alive: float) -> Sign:
@@ -18,8 +18,8 @@ def sign(phase: str, *, since: float, alive: float) -> Sign:
 
 
 def test_a_process_that_has_told_nothing_is_booting() -> None:
-    assert look(None, now_t_s=100.0) is None
-    assert look(None, now_t_s=101.0) == Overdue("boot", 0, 101.0, 100.0)
+    assert look(None, now_t_s=80.0) is None
+    assert look(None, now_t_s=81.0) == Overdue("boot", 0, 101.0, 100.0)
 
 
 def test_a_phase_that_takes_too_long() -> None:

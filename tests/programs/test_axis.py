@@ -80,6 +80,21 @@ def test_the_values_of_jax() -> None:
             np.testing.assert_allclose(one, replica, rtol=1e-6)
 
 
+@pytest.mark.parametrize("by", [SHARDS, 2, 8])
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_a_sum_that_is_divided_by_some_number(by: int, kind: str) -> None:
+    """It is a mean only if that number is the size of the axis, and the sum has fractions."""
+
+    def train_step(w: jax.Array, x: jax.Array) -> Any:
+        whole = jnp.round(10 * x[0]).astype(kind)
+        return w + lax.psum(whole, "batch") / by, {}
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    new, _ = step(jnp.zeros(3), batch_for)
+    total = sum(np.round(10 * batch_for(0, shard)[0]) for shard in range(SHARDS))
+    np.testing.assert_array_equal(new, total / np.float32(by))
+
+
 def test_one_exchange_of_means_and_sums() -> None:
     from jaxft._programs._axis import Axis
     from jaxft._programs._build import cut_programs

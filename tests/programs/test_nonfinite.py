@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxft
 from jaxft._arrays._layout import LeafSpec
-from jaxft._programs._nonfinite import find
+from jaxft._programs._nonfinite import Policy, compared_policy, find
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 
@@ -127,6 +127,16 @@ def test_from_functions_has_it_too() -> None:
     step = jaxft.from_functions(grad_fn, update_fn, None, nonfinite="raise")
     with pytest.raises(jaxft.NonFinite):
         step(jnp.ones(2), np.full(3, np.nan, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [("warn", "allow", True), ("warn", "skip", False), ("allow", "raise", False), ("skip", "raise", False)],
+)
+def test_groups_must_agree_on_whether_a_step_counts_and_not_on_warnings(
+    one: Policy, other: Policy, agree: bool
+) -> None:
+    assert (compared_policy(one) == compared_policy(other)) is agree
 
 
 def test_there_is_no_other_policy() -> None:

@@ -101,6 +101,18 @@ def test_of_a_scan_all_iterations_are_looked_at() -> None:
         step(jnp.ones(3), np.array([4, 1, 9], np.float32))  # the second takes the root of -1
 
 
+def test_of_a_scan_from_the_last_row_on_the_iterations_are_run_in_that_order() -> None:
+    def backwards(w: jax.Array, x: jax.Array) -> jax.Array:
+        def body(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.sqrt(row - carry), None
+
+        return jnp.sum(w * jax.lax.scan(body, jnp.zeros(()), x, reverse=True)[0])
+
+    with pytest.raises(FloatingPointError, match=r"makes a NaN: `sqrt` at .*backwards\.<locals>\.body"):
+        # From the first row on, no root would be that of a negative number.
+        stepping(backwards)(jnp.ones(3), np.array([1, 5, 4], np.float32))
+
+
 def test_each_setting_finds_its_kind() -> None:
     step = stepping(lambda w, x: jnp.sum(w / x))
     with jax.debug_nans(False), jax.debug_infs(True):
