@@ -34,7 +34,7 @@ from dataclasses import replace
 from jaxft_protocol.coordinator import digests, halting, progress
 from jaxft_protocol.coordinator.draft import Draft, names_text
 from jaxft_protocol.coordinator.job import Ballot, Frontier, Group, GroupPhase, Holder, Job
-from jaxft_protocol.messages import HistoryId, Join, QuorumId
+from jaxft_protocol.messages import HistoryId, Join, QuorumId, Step
 from jaxft_protocol.names import done_again, natural_key
 
 # After a restart the coordinator waits this many times as long: holders of the frontier may not have noticed yet that
@@ -112,6 +112,11 @@ def foreign_state(job: Job, group: Group) -> str:
             f"{job.frontier.step}: this looks like another run; give it another job name"
         )
     return ""
+
+
+def is_undone(job: Job, step: Step, history: HistoryId) -> bool:
+    """Return whether a state is the first one of a founding that was undone before any commit: it counts as fresh."""
+    return step == 0 and job.frontier is not None and history not in (0, job.history)
 
 
 def is_newer(job: Job, message: Join) -> bool:
@@ -317,7 +322,9 @@ def _is_alike(group: Group, truth: Group) -> bool:
 def _refuse_other_histories(draft: Draft) -> None:
     """Refuse groups that bring another run's state: a heal would silently overwrite it."""
     for group in draft.select(has_joined):
-        if problem := foreign_state(draft.job, group):
+        if is_undone(draft.job, group.step, group.history):
+            draft.put(group, history=HistoryId(0))
+        elif problem := foreign_state(draft.job, group):
             draft.refuse(group, problem)
 
 

@@ -113,8 +113,7 @@ def join(draft: Draft, group: Group, message: Join) -> None:
     if problem:
         refuse(draft, group, problem)
         return
-    if message.step == 0 and job.frontier is not None and message.history != job.history:
-        # It healed to the first state of a founding that was undone before any commit.
+    if founding.is_undone(job, message.step, message.history):
         message = replace(message, history=HistoryId(0))
     differing = settings.differences(job, message)
     if differing and not settings.overrules(draft, message):

@@ -342,6 +342,20 @@ def test_one_of_another_history_is_refused_instead_of_overwritten():
     assert "other" not in desk.job.groups
 
 
+@pytest.mark.parametrize("step", [0, 100])
+def test_the_first_state_of_another_history_is_not_refused_at_the_founding(step: int):
+    """Its founding was forgotten before any commit, as by a coordinator that has lost its memory: nothing is lost."""
+    desk = unsettled()
+    desk.come("old", step=0, digest="y", history=0xABC, members=2)
+    for name in ("a", "b", "c"):
+        done = desk.come(name, step=step, digest="x", history=HISTORY, members=3)
+    if not members(desk):
+        done = desk.wait(5.2)[-1]
+    assert members(desk) == ["a", "b", "c"]
+    assert desk.group("old").history == 0
+    assert desk.group("old").phase is GroupPhase.HEALING
+
+
 # ---- waiting for the others ----
 
 
