@@ -15,8 +15,8 @@ from jaxft._operate._clock import ClockDifference, clock_difference
 from jaxft._operate._findings import Finding, fail, ok, warn
 from jaxft._operate._port import ask, job_path
 from jaxft._operate._ports import held_here
+from jaxft._replica._channel_target import channel_target
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._credentials import DIRECT
 from jaxft._replica._endpoints import endpoints_at
 from jaxft._transport._cores import SYSFS, cores_near
 from jaxft._transport._half_open import bind
@@ -68,6 +68,12 @@ def coordinators(
             yield served_by(f"the coordinator {address}", host, port)
         try:
             status = _health(address, proven)
+        except ConnectionError as error:
+            yield fail(
+                f"the coordinator {address} is not reached: {error}",
+                f"check the name, and what knows it on this machine: `getent ahosts {host}`",
+            )
+            continue
         except grpc.RpcError as error:
             code, details = error.code().name, error.details()  # pyright: ignore[reportAttributeAccessIssue]
             yield fail(
@@ -117,11 +123,11 @@ def _credentials(ca: Path | None, cert: Path | None, key: Path | None) -> grpc.C
 
 def _health(address: str, proven: grpc.ChannelCredentials | None) -> int:
     """Return the status of the coordinator's service as gRPC's health protocol numbers it: 1 serves."""
-    options = [DIRECT]  # as a group connects
+    target, options = channel_target(address, TIMEOUT_S)  # as a group connects
     channel = (
-        grpc.insecure_channel(address, options)
+        grpc.insecure_channel(target, options)
         if proven is None
-        else grpc.secure_channel(address, proven, options)
+        else grpc.secure_channel(target, proven, options)
     )
     with channel:
         request = b"\x0a" + bytes([len(_SERVICE)]) + _SERVICE

@@ -16,9 +16,6 @@ from jaxft_protocol.tls import Pem, read_pem
 
 from jaxft._errors import ConfigurationError
 
-# An option of a channel. gRPC would take the proxy of the variable http_proxy, even to this machine. Groups need a
-# direct way to each other anyway.
-DIRECT = ("grpc.enable_http_proxy", 0)
 TOKEN_VARIABLE = "JAXFT_TOKEN"
 CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "JAXFT_TLS_CA", "JAXFT_TLS_CERT", "JAXFT_TLS_KEY"
 
@@ -79,11 +76,11 @@ class Credentials:
         """The key for connections to other groups of the job."""
         return None if self.key is None else credentials.data_key(self.key)
 
-    def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+    def channel(self, target: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
         if self.pem is None:
-            return grpc.aio.insecure_channel(address, options=options)
+            return grpc.aio.insecure_channel(target, options=options)
         proven = grpc.ssl_channel_credentials(self.pem.ca, self.pem.key, self.pem.cert)
-        return grpc.aio.secure_channel(address, proven, options=options)
+        return grpc.aio.secure_channel(target, proven, options=options)
 
     def explained(self, why: str) -> str:
         """gRPC's error for a stream that never started, with a hint if TLS may be the cause."""

@@ -17,7 +17,8 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
 from jaxft_protocol.replica.legal import IllegalEvent
 
-from jaxft._replica._credentials import DIRECT, Credentials, Greeting, Unproven
+from jaxft._replica._channel_target import channel_target
+from jaxft._replica._credentials import Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread
 
 _log = logging.getLogger("jaxft")
@@ -31,7 +32,6 @@ _OPTIONS = [
     # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    DIRECT,
 ]
 
 
@@ -89,12 +89,14 @@ class Stream:
 
         An exception other than those of a call passes through: it ends the session.
         """
-        channel = self._credentials.channel(address, _OPTIONS)
         greeting = Greeting(self._credentials.key, known=self._proved)
         self._hung_up, self._task = "", asyncio.current_task()
         reason = "the coordinator ended the session"
         writer: asyncio.Task[None] | None = None
+        channel: grpc.aio.Channel | None = None
         try:
+            target, options = await asyncio.to_thread(channel_target, address, self._silence_s)
+            channel = self._credentials.channel(target, [*_OPTIONS, *options])
             call = channel.stream_stream(_SESSION)()  # bytes in both directions: `greeting` decodes them
             messages = aiter(call)
             await self._challenged(greeting, messages)
@@ -130,8 +132,9 @@ class Stream:
             self._outbox = self._task = None
             if writer is not None:
                 writer.cancel()
-            async with asyncio.timeout(GREETING_TIMEOUT_S):
-                await channel.close()
+            if channel is not None:
+                async with asyncio.timeout(GREETING_TIMEOUT_S):
+                    await channel.close()
         return reason
 
     async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:

@@ -39,11 +39,12 @@ class _Host:
         self._found: list[Target] = []  # of the last answer that was no error
         self._found_s = 0.0
         self._error: Exception | None = None  # of the last answer
+        self._warned = False  # that what was known before is used
 
-    def ask(self) -> None:
-        """Begin to resolve the name, unless that is under way or was done just now."""
+    def ask(self, fresh_s: float) -> None:
+        """Begin to resolve the name, unless that is under way or was done less than `fresh_s` ago."""
         with self._changed:
-            if self._asking or (self._found and time.monotonic() < self._found_s + FRESH_S):
+            if self._asking or (self._found and time.monotonic() < self._found_s + fresh_s):
                 return
             self._asking = True
         try:
@@ -63,7 +64,7 @@ class _Host:
         with self._changed:
             self._asking, self._error = False, error
             if found:
-                self._found, self._found_s = found, time.monotonic()
+                self._found, self._found_s, self._warned = found, time.monotonic(), False
             self._changed.notify_all()
 
     def targets(self, limit_s: float) -> list[Target]:
@@ -78,9 +79,10 @@ class _Host:
                 in_time = self._changed.wait_for(lambda: not self._asking, most_s - SLOW_WAIT_S)
             late = TimeoutError(f"no name server has answered within {most_s:.3g} s")
             known, error = self._found, self._error if in_time else late
+            warned, self._warned = self._warned, bool(error and known)
         if error is not None and not known:
             raise error
-        if error is not None:
+        if error is not None and not warned:
             _log.warning("Connects to %s at %s, as before: %s.", self._name, known[0][1][0], error)
         return known
 
@@ -92,11 +94,11 @@ _hosts: dict[str, _Host] = {}  # as many as there are hosts, whatever processes 
 def look_up(addresses: Iterable[str]) -> None:
     """Begin to resolve the names in these addresses, all at once, for the calls of `targets_of` that follow."""
     for address in addresses:
-        if not _in_digits(address):
-            _host_of(address).ask()
+        if not in_digits(address):
+            _host_of(address).ask(FRESH_S)
 
 
-def targets_of(address: str, limit_s: float) -> list[Target]:
+def targets_of(address: str, limit_s: float, *, fresh_s: float | None = None) -> list[Target]:
     """What to connect to for an address `host:port`: one target or more, in the order of preference.
 
     Waits for a name server, but not for a host in digits.
@@ -104,6 +106,7 @@ def targets_of(address: str, limit_s: float) -> list[Target]:
     Args:
         address: "host:port" or "[v6 address]:port".
         limit_s: how long to wait at most.
+        fresh_s: for so long an answer is not asked for again; by default FRESH_S.
 
     Raises:
         ConnectionError: that is no address.
@@ -111,11 +114,11 @@ def targets_of(address: str, limit_s: float) -> list[Target]:
         UnicodeError: the name is none: a label of it is empty or too long.
     """
     name, port = split_address(address)
-    if _in_digits(address):
+    if in_digits(address):
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
         return [(family, where) for family, _, _, _, where in found]
     host = _host_of(address)
-    host.ask()
+    host.ask(FRESH_S if fresh_s is None else fresh_s)
     return [(family, (ip, port, *rest)) for family, (ip, _, *rest) in host.targets(limit_s)]
 
 
@@ -125,7 +128,7 @@ def _host_of(address: str) -> _Host:
         return _hosts.setdefault(name, _Host(name))
 
 
-def _in_digits(address: str) -> bool:
+def in_digits(address: str) -> bool:
     """Whether no name server is needed: the host is in digits, or this is no address at all."""
     try:
         ip_of(split_address(address)[0])

@@ -169,6 +169,18 @@ def test_what_was_known_is_used_while_the_name_server_does_not_know(
         targets_of("other:7", FAR_S)  # was never known
 
 
+def test_that_what_was_known_is_used_is_said_once_until_there_is_an_answer(
+    resolver: Resolver, caplog: pytest.LogCaptureFixture
+) -> None:
+    for said in (1, 2):
+        resolver.answer = leads_to("10.0.0.1")
+        targets_of("peer:7", FAR_S)
+        resolver.answer = unknown
+        for _ in range(3):
+            assert targets_of("peer:7", FAR_S) == AT
+        assert caplog.text.count("as before") == said
+
+
 @pytest.mark.parametrize("before", ["unknown", "known"])
 def test_a_late_answer_is_there_for_the_next_call(
     before: str, resolver: Resolver, silence: Callable[[], None]
