@@ -1,6 +1,7 @@
 """The command `jaxft-coordinator`. It imports the server once its arguments are known to be right."""
 
 import logging
+import os
 import sys
 
 import tyro
@@ -35,6 +36,8 @@ def _run() -> None:
     )
 
     _listener.choose()
+    # For the names of etcd's members. gRPC's own resolver asks a name server even for what /etc/hosts knows.
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 
     from jaxft_coordinator._serve import run
 

@@ -90,38 +90,43 @@ def test_an_unknown_name_is_an_error_that_names_it(answer: Answer) -> None:
     assert "getent ahosts coordinator.test" in found.advice
 
 
-# On a separate host: /etc/hosts knows the coordinator, but not an address of IPv6, and the name server is silent.
+# On a separate host: /etc/hosts knows etcd and the coordinator by IPv4 only, and the name server is silent.
 WITH_A_SILENT_NAME_SERVER = """
 import socket, subprocess, sys
+from pathlib import Path
 import jaxft
 from jaxft._operate._network_checks import coordinators
-from jaxft._transport import _names
+from tests.stores.etcd_server import etcd_in
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 for name in ("resolv.conf", "hosts"):
     subprocess.run(["mount", "--bind", f"{sys.argv[1]}/{name}", f"/etc/{name}"], check=True)
 name_server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 name_server.bind(("127.0.0.1", 53))
-command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "coordinator.test:29510", "--insecure"]
-coordinator = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-while "listens" not in (line := coordinator.stderr.readline()):
-    assert line
-try:
-    with jaxft.Manager("coordinator.test:29510", group="a", failure_timeout_s=12):
-        print("is in the job")
-    print(next(coordinators("coordinator.test:29510")).text)
-finally:
-    coordinator.kill()
+with etcd_in(Path(sys.argv[1])) as etcd:
+    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "coordinator.test:29510", "--insecure"]
+    command += ["--etcd", f"etcd.test:{etcd.port}"]
+    coordinator = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in coordinator.stderr:
+            assert "waiting for etcd" not in line, line
+            if "leads" in line:
+                break
+        with jaxft.Manager("coordinator.test:29510", group="a", failure_timeout_s=12):
+            print("is in the job")
+        print(next(coordinators("coordinator.test:29510")).text)
+    finally:
+        coordinator.kill()
 """
 
 
 @pytest.mark.processes
 @pytest.mark.long
-def test_a_coordinator_that_the_hosts_file_knows_is_reached_without_a_name_server(tmp_path: Path) -> None:
+def test_what_the_hosts_file_knows_is_reached_without_a_name_server(tmp_path: Path) -> None:
     if not available():
         pytest.skip(MISSING)
     (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\n")
-    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.1 coordinator.test\n")
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n127.0.0.1 coordinator.test etcd.test\n")
     ran = subprocess.run(
         ["unshare", "--net", "--mount", sys.executable, "-c", WITH_A_SILENT_NAME_SERVER, str(tmp_path)],
         cwd=ROOT,

@@ -55,6 +55,20 @@ def test_what_was_appended_is_remembered(etcd: Etcd, prefix: str):
     run(scenario)
 
 
+def test_etcd_is_asked_through_no_proxy(etcd: Etcd, prefix: str, monkeypatch: pytest.MonkeyPatch):
+    """Without `no_proxy`, gRPC would ask one even for this machine."""
+    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def scenario() -> None:
+        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
+        assert (await written(store, [examples.saved(step=4)])).jobs == {}
+
+    run(scenario)
+
+
 def test_many_jobs_are_appended_at_once(etcd: Etcd, prefix: str):
     """More than etcd takes in one transaction: 128 operations, and 1.5 MB."""
     jobs = [f"job-{i}" for i in range(300)]

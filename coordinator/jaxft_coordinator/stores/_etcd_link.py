@@ -20,6 +20,8 @@ _OPTIONS = {
     "grpc.max_receive_message_length": _MAX_ANSWER_BYTES,
     # A new client dials at once, without waiting out the backoff of an earlier one.
     "grpc.use_local_subchannel_pool": 1,
+    # Not through the proxy of the variable http_proxy, even to this machine.
+    "grpc.enable_http_proxy": 0,
 }
 
 
