@@ -4,8 +4,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+from jaxft._errors import JaxftError
 from jaxft._replica._endpoints import Endpoint
-from jaxft._transport._interfaces import Held, held_addresses, ips_of
+from jaxft._transport._interfaces import Held, held_addresses, ip_of, ips_of
 from jaxft._transport._sockets import split_address
 
 _log = logging.getLogger("jaxft")
@@ -15,20 +16,27 @@ class Addresses:
     """Where the others reach this process, read again for each join. Any thread may use it.
 
     An address is dead if all interfaces that hold it are down or without carrier, or if the one that held it before
-    has lost it. One that no interface has ever held is taken as living: it may be forwarded to this host.
+    has lost it. One that no interface has ever held is taken as living: it may be forwarded to this host. One
+    that was found, and not given, is replaced once no interface holds it: the host has another one now.
 
     Args:
-        endpoint: all addresses. A single one is never looked at; names are resolved once, here.
+        endpoint: all addresses. A single one that was given is never looked at; names are resolved once, here.
         group: the name of this group, for the log.
         read: reads the addresses of this host.
+        find: finds the host of the only address again, if it was found and not given. May raise JaxftError.
     """
 
     def __init__(
-        self, endpoint: Endpoint, group: str, read: Callable[[], Sequence[Held]] = held_addresses
+        self,
+        endpoint: Endpoint,
+        group: str,
+        read: Callable[[], Sequence[Held]] = held_addresses,
+        find: Callable[[], str] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._group = group
         self._read = read
+        self._find = find
         several = endpoint.addresses if len(endpoint.addresses) > 1 else ()
         self._ips = {address: ips_of(split_address(address)[0]) for address in several}
         self._interfaces: dict[str, str] = {}  # that held an address when last seen
@@ -42,6 +50,7 @@ class Addresses:
         """
         with self._lock:
             try:
+                self._follow()
                 dead = self._look()
             except OSError:
                 return self._endpoint
@@ -50,6 +59,27 @@ class Addresses:
             self._tell(dead)
             living = ("" if address in dead else address for address in self._endpoint.addresses)
             return Endpoint(tuple(living), self._endpoint.threads)
+
+    def _follow(self) -> None:
+        """Take the address that this host has now, if it has lost the one that was found."""
+        if self._find is None:
+            return
+        (before,) = self._endpoint.addresses
+        host, port = split_address(before)
+        if any(one.address == ip_of(host) for one in self._read()):
+            return
+        try:
+            now = f"{self._find()}:{port}"
+        except JaxftError:  # no route yet
+            return
+        if now == before:
+            return
+        self._endpoint = Endpoint((now,), self._endpoint.threads)
+        _log.warning(
+            "[jaxft %s] no network interface of this host holds %s any more. So this group announces %s instead; to "
+            "choose an address, pass `Manager(host=...)`.",
+            *(self._group, host, now),
+        )
 
     def _look(self) -> frozenset[str]:
         held = self._read() if self._ips else ()

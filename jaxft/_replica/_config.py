@@ -94,6 +94,11 @@ class GroupConfig:
         """The user's settings, prefixed so that they cannot collide with jaxft's."""
         return {f"settings.{name}": value for name, value in self.settings.items()}
 
+    @property
+    def gives_host(self) -> bool:
+        """Whether the user has said where the other groups reach this process."""
+        return bool(_hosts(self.host))
+
     def endpoint(self, port: int, *, limit_s: float) -> Endpoint:
         """Where the other groups reach this process, which listens on `port`.
 

@@ -29,6 +29,7 @@ from jaxft._replica._addresses import Addresses
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
 from jaxft._replica._endpoints import endpoints_at
+from jaxft._replica._own_address import own_address
 from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
@@ -168,7 +169,8 @@ def _addresses(config: GroupConfig, listener: Listener, rank: int) -> Addresses:
         "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
         *(config.group, rank, listener.port, endpoint),
     )
-    return Addresses(endpoint, config.group)
+    find = None if config.gives_host else functools.partial(own_address, config.coordinator, 0.0)
+    return Addresses(endpoint, config.group, find=find)
 
 
 def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":

@@ -110,6 +110,12 @@ class Switch:
         tbf = f"tc qdisc add dev eth{interface} root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
         self._run(*self.within(host), *tbf.split())
 
+    def readdress(self, host: str, address: str) -> None:
+        """Give the first interface of a host another address instead, as a DHCP server may."""
+        own = self.namespace(host)
+        self._run(*f"ip -n {own} addr flush dev eth0 scope global".split())
+        self._run(*f"ip -n {own} addr add {address}/24 dev eth0".split())
+
     def sent_bytes(self, host: str, interface: int) -> int:
         """How much a host has sent by an interface."""
         shown = self._run(*f"ip -n {self.namespace(host)} -s -j link show dev eth{interface}".split())

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from jaxft._errors import CoordinatorUnreachable
 from jaxft._replica._addresses import Addresses
 from jaxft._replica._endpoints import endpoints_at
 from jaxft._transport._interfaces import Held, ip_of
@@ -104,3 +105,55 @@ def test_a_name_is_resolved_once_and_one_that_is_unknown_lives(monkeypatch: pyte
     host.dead = {"eth1"}
     assert host.told() == "nowhere:7+-"
     assert asked == ["nowhere", "here"]
+
+
+class MovingHost:
+    """A host with one address, which its group has found by the route to the coordinator."""
+
+    def __init__(self, address: str = "10.0.0.1") -> None:
+        self.address = address
+        self.routed = True
+        (endpoint,) = endpoints_at(f"{address}:7*4")
+        self._addresses = Addresses(endpoint, "a", self.read, self.find)
+
+    def read(self) -> Sequence[Held]:
+        return [Held("eth0", ip_of(self.address.strip("[]")), True)] if self.address else []
+
+    def find(self) -> str:
+        if not self.routed:
+            raise CoordinatorUnreachable("found no route to the coordinator")
+        return self.address
+
+    def told(self) -> str:
+        return str(self._addresses.now())
+
+
+@pytest.mark.parametrize("other", ["10.0.0.9", "[fd00::9]"])
+def test_a_host_that_has_another_address_now_announces_that(
+    other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = MovingHost()
+    assert host.told() == "10.0.0.1:7*4"
+    host.address = other
+    assert [host.told(), host.told()] == [f"{other}:7*4"] * 2
+    (line,) = caplog.messages
+    assert line.startswith(
+        f"[jaxft a] no network interface of this host holds 10.0.0.1 any more. So this group announces {other}:7 in"
+    )
+    host.address = "10.0.0.1"
+    assert host.told() == "10.0.0.1:7*4"
+
+
+def test_a_host_without_an_address_keeps_what_it_has_announced(caplog: pytest.LogCaptureFixture) -> None:
+    host = MovingHost()
+    host.address, host.routed = "", False
+    assert host.told() == "10.0.0.1:7*4"
+    assert not caplog.records
+    host.address, host.routed = "10.0.0.9", True
+    assert host.told() == "10.0.0.9:7*4"
+
+
+def test_an_address_that_is_held_stays_though_the_route_leads_elsewhere() -> None:
+    (endpoint,) = endpoints_at("10.0.0.1:7")
+    addresses = Addresses(endpoint, "a", MovingHost().read, lambda: "10.0.0.9")
+    assert str(addresses.now()) == "10.0.0.1:7"
