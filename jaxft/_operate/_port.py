@@ -156,11 +156,10 @@ def _asked(request: urllib.request.Request, ca: Path | None, tells: str) -> Any:
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         said = one_line(str(why))[:_MOST_SAID]
-        raise PortError(f"no answer from {address} ({said}). {_advice(address, why)}") from error
+        advice = _through_proxy(address) or _advice(address, why)
+        raise PortError(f"no answer from {address} ({said}). {advice}") from error
     if not isinstance(told, dict) or tells not in told:
-        raise PortError(
-            f"{address} answers without {tells!r}: is that the HTTP port of a jaxft coordinator, of this version?"
-        )
+        raise PortError(_of_another(address, f"without {tells!r}", "a jaxft coordinator, of this version"))
     return told
 
 
@@ -174,6 +173,26 @@ def _context(ca: Path | None) -> ssl.SSLContext:
             f"the certificate authority {str(named)!r} cannot be used: {error}. Name a file in PEM form with "
             f"--tls-ca, or in the environment variable {CA_VARIABLE}."
         ) from error
+
+
+def _of_another(address: str, how: str, wanted: str) -> str:
+    """Return what to say of an answer that no coordinator gives."""
+    if through := _through_proxy(address):
+        return f"{address} answers {how}. {through}"
+    return f"{address} answers {how}: is that the HTTP port of {wanted}?"
+
+
+def _through_proxy(address: str) -> str:
+    """Return what to do if a proxy was asked for this address, and "" if none was."""
+    parts = urllib.parse.urlsplit(address)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy is None or _is_local(address) or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    where = urllib.parse.urlsplit(proxy).netloc.rpartition("@")[2] or proxy  # without a password
+    return (
+        f"It was asked through the proxy {where} of the environment variable {parts.scheme}_proxy. If that does not "
+        f"lead to the coordinator, set no_proxy={parts.hostname}."
+    )
 
 
 def _advice(address: str, why: object) -> str:
@@ -210,4 +229,4 @@ def _problem(error: urllib.error.HTTPError) -> str:
         told: Mapping[str, Any] = json.loads(error.read())
         return one_line(str(told["text"]))
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-        return f"{error.url} answers with status {error.code}: is that the HTTP port of a jaxft coordinator?"
+        return _of_another(error.url, f"with status {error.code}", "a jaxft coordinator")

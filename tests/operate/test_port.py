@@ -124,3 +124,35 @@ def test_a_coordinator_that_is_stopped_may_be_what_does_not_answer(
         for asks in (lambda: ask(url, "jobs"), lambda: act(url, "jobs/toy/pause", token="x", reason="")):
             with pytest.raises(PortError, match=r"timed out.*process may be stopped or hang"):
                 asks()
+
+
+@pytest.mark.parametrize("answer", ["403", "a page", "nothing"])
+def test_a_proxy_that_does_not_lead_to_the_port_is_named(
+    answer: str, server: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the coordinator, which nothing has reached. A password of the proxy is not shown."""
+    server.said, server.status = b"<html>", 403 if answer == "403" else 200
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        at = f"127.0.0.1:{(closed if answer == 'nothing' else server.socket).getsockname()[1]}"
+        for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", f"http://user:password@{at}")
+        with pytest.raises(PortError) as raised:
+            ask("http://coordinator.test:29511", "jobs")
+    assert str(raised.value).endswith(
+        f". It was asked through the proxy {at} of the environment variable http_proxy. If that does not lead to the "
+        "coordinator, set no_proxy=coordinator.test."
+    )
+    assert "HTTP port" not in str(raised.value)
+    assert "password" not in str(raised.value)
+
+
+def test_a_proxy_that_is_not_asked_is_not_named(server: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.said, server.status = b"<html>", 403
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with pytest.raises(PortError, match="is that the HTTP port of a jaxft coordinator"):
+        ask(url_of(server), "jobs")  # this machine
+    monkeypatch.setenv("no_proxy", "coordinator.invalid")
+    with pytest.raises(PortError, match="Does the coordinator run, with --http"):
+        ask("http://coordinator.invalid:29511", "jobs")
