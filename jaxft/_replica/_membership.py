@@ -29,10 +29,11 @@ from jaxft._replica._addresses import Addresses
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._credentials import Credentials
 from jaxft._replica._endpoints import endpoints_at
-from jaxft._replica._own_address import own_address
+from jaxft._replica._own_address import leads_elsewhere, own_address
 from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
+from jaxft._transport._sockets import split_address
 
 if TYPE_CHECKING:
     from jaxft._ranks._follower import Follower
@@ -169,8 +170,19 @@ def _addresses(config: GroupConfig, listener: Listener, rank: int) -> Addresses:
         "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
         *(config.group, rank, listener.port, endpoint),
     )
-    find = None if config.gives_host else functools.partial(own_address, config.coordinator, 0.0)
-    return Addresses(endpoint, config.group, find=find)
+    if config.gives_host:
+        return Addresses(endpoint, config.group)
+    (found,) = endpoint.addresses
+    if leads_elsewhere(split_address(found)[0], config.coordinator):
+        _log.warning(
+            "[jaxft %s] announces %s, which is every machine's own address: the coordinator's name leads to this "
+            "machine itself (%s). Unless all groups run here, pass `Manager(host=...)` or JAXFT_HOST: the address at "
+            "which the other groups reach this one.",
+            *(config.group, found, config.coordinator),
+        )
+    return Addresses(
+        endpoint, config.group, find=functools.partial(own_address, config.coordinator, limit_s=0.0)
+    )
 
 
 def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":

@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 from jaxft._errors import CoordinatorUnreachable
+from jaxft._transport._interfaces import ip_of
 from jaxft._transport._names import SLOW_WAIT_S, targets_of
+from jaxft._transport._sockets import split_address
 
 _log = logging.getLogger("jaxft")
 _RETRY_S = 0.5
@@ -47,6 +49,24 @@ def own_address(coordinator: str, limit_s: float) -> str:
         time.sleep(min(_RETRY_S, deadline_s - now_s))
 
 
+def leads_elsewhere(host: str, coordinator: str) -> bool:
+    """Whether other machines, which take `host` for themselves, may be meant to reach this one there.
+
+    So it is where a name of the coordinator leads to this machine itself: Debian lists its own name as 127.0.1.1.
+    """
+    if not _is_loopback(host):
+        return False
+    names = [split_address(each.strip())[0] for each in coordinator.split(",")]
+    return not any(name == "localhost" or _is_loopback(name) for name in names)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_of(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return False
+
+
 def _address_towards(coordinator: str, limit_s: float) -> str:
     """Try what a name stands for in turn: this machine may have no route to its IPv4 address, or to its IPv6 one."""
     *others, last = targets_of(coordinator, limit_s)
@@ -59,5 +79,7 @@ def _address_towards(coordinator: str, limit_s: float) -> str:
 def _routed(family: int, target: tuple[Any, ...]) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # sends nothing: it only picks the route
-        address = probe.getsockname()[0]
-    return f"[{address}]" if ":" in address else address
+        address, _, *scope = probe.getsockname()
+    # Nothing connects to an address of a link (fe80::) without an interface. Its name must be the same there.
+    zone = f"%{socket.if_indextoname(scope[1])}" if scope and scope[1] else ""
+    return f"[{address}{zone}]" if ":" in address else address

@@ -1,15 +1,23 @@
 """The address that a group tells the others: it waits for a coordinator that no name server knows yet."""
 
+import contextlib
 import logging
+import os
+import re
 import socket
+import sys
 import time
 from typing import Any
 
 import pytest
 
 import jaxft
-from jaxft._replica import _own_address
+from jaxft._replica import _membership, _own_address
+from jaxft._replica._config import GroupConfig
 from jaxft._replica._own_address import own_address
+from jaxft._transport._listener import Listener
+from tests import patience
+from tests.faults.namespaces import MISSING, available, switch
 
 
 class Routes:
@@ -86,3 +94,46 @@ def test_no_route_is_an_error_after_the_limit() -> None:
     ):
         jaxft.Manager("no-such-host.invalid:29510", group="group-0", failure_timeout_s=0.2).__enter__()
     assert time.monotonic() - began_s >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "host", "warns"),
+    [
+        ("node-1:29510", None, True),
+        ("elsewhere:1, node-1:29510", None, True),
+        ("localhost:29510", None, False),
+        ("127.0.0.1:29510", None, False),
+        ("[::1]:29510", None, False),
+        ("node-1:29510", "127.0.0.1", False),
+    ],
+)
+def test_a_name_that_leads_to_this_machine_itself_is_said(
+    coordinator: str,
+    host: str | None,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with the name of a machine of Debian: 127.0.1.1. Other machines would dial themselves."""
+    here = [(socket.AF_INET, ("127.0.1.1", 29510))]
+    monkeypatch.setattr(_own_address, "targets_of", lambda address, limit_s: here)
+    config = GroupConfig(coordinator=coordinator, group="a", host=host)
+    with contextlib.closing(Listener(job="default", group="a", incarnation=1, on_heal=None)) as listener:
+        announced = str(_membership._addresses(config, listener, 0).now()).partition("*")[0]
+    assert announced == f"{host or '127.0.0.1'}:{listener.port}"
+    line = f"[jaxft a] announces {announced}, which is every machine's own address: the coordinator's name leads to"
+    assert any(each.startswith(line) for each in caplog.messages) == warns
+
+
+def test_an_address_of_a_link_names_its_interface() -> None:
+    """Nothing connects to it otherwise."""
+    if not available():
+        pytest.skip(MISSING)
+    with switch(("a", "b")) as net:
+        program = (
+            "import jaxft._replica._own_address as own; print(own.own_address('[fe80::1%eth0]:29510', 9.0))"
+        )
+        command = [*net.within("a"), sys.executable, "-c", program]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        ran = patience.run(command, capture_output=True, text=True, env=environment)
+    assert re.fullmatch(r"\[fe80::[0-9a-f:]+%eth0\]\n", ran.stdout), ran
