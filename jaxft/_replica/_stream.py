@@ -143,7 +143,9 @@ class Stream:
             async with asyncio.timeout(self._silence_s):
                 first = await anext(messages, None)
         except TimeoutError as error:
-            raise TimeoutError(f"the coordinator has sent nothing for {self._silence_s:g} s") from error
+            raise TimeoutError(
+                f"the coordinator has sent nothing for {self._silence_s:g} s: it hangs, or the network drops all"
+            ) from error
         if first is None:
             raise ConnectionError("the coordinator ended the session")
         greeting.challenged(first)

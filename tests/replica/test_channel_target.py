@@ -1,5 +1,6 @@
 """Where gRPC connects to for a coordinator's address, and that no name server is needed for it."""
 
+import contextlib
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import jaxft
 from jaxft._operate._network_checks import coordinators
 from jaxft._replica._channel_target import channel_target
 from jaxft._transport import _names
@@ -88,6 +90,24 @@ def test_an_unknown_name_is_an_error_that_names_it(answer: Answer) -> None:
     found, *_ = coordinators("coordinator.test:29510")
     assert found.text == f"the coordinator coordinator.test:29510 is not reached: {says}"
     assert "getent ahosts coordinator.test" in found.advice
+
+
+@pytest.mark.parametrize("room", [0, 9])
+def test_a_coordinator_that_says_nothing_may_hang_or_be_cut_off(room: int) -> None:
+    """gRPC cannot tell a process that does not read from packets that are dropped: so the error names both."""
+    with socket.socket() as silent, contextlib.ExitStack() as crowd:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(room)
+        for _ in range(2 if room == 0 else 0):  # then the kernel drops what asks for another connection
+            other = crowd.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(silent.getsockname())
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(
+            jaxft.CoordinatorUnreachable,
+            match=r"sent nothing for 0.25 s: it hangs, or the network drops all\)",
+        ):
+            jaxft.Manager(address, group="a", failure_timeout_s=1).__enter__()
 
 
 # On a separate host: /etc/hosts knows etcd and the coordinator by IPv4 only, and the name server is silent.
