@@ -42,6 +42,8 @@ from jaxft_protocol.values import changed
 MAX_NAME_LENGTH = 200
 # A quorum lists every shard: this many take 200 KB.
 MAX_SHARDS = 65536
+# Between two heals of a group that keep failing, in units of the heartbeat timeout: the longest pause.
+LONGEST_HEAL_PAUSE = 2
 
 _DONATES = (GroupPhase.MEMBER, GroupPhase.READY, GroupPhase.LEAVING)
 # Phases of groups that need the frontier, or may need it once they have joined.
@@ -192,8 +194,16 @@ def heal_failed(draft: Draft, group: Group, message: HealFailed) -> None:
 
 
 def _give_up_heal(draft: Draft, group: Group) -> Group:
-    """End a heal. Its donors may have died, and others can serve at once. After repeated failures, pause first."""
-    pause_s = draft.job.options.vote_grace_s if group.heals_failed else 0.0
+    """End a heal. Its donors may have died, and others can serve at once. After repeated failures, pause first.
+
+    The pause doubles: a firewall may let no connection of this group through to a donor, for days. Each heal has the
+    donors keep a state, and is in both logs.
+    """
+    options = draft.job.options
+    pause_s = 0.0
+    if group.heals_failed:
+        longest_s = LONGEST_HEAL_PAUSE * options.heartbeat_timeout_s
+        pause_s = min(options.vote_grace_s * 2.0 ** min(group.heals_failed - 1, 10), longest_s)
     return draft.put(
         draft.release_heal(group),
         phase=GroupPhase.STALE,

@@ -250,6 +250,8 @@ def _whom(replica: Replica) -> str:
             return f"the decision on step {replica.step}: {votes}the coordinator's store"
         case _ if replica.vote is not None and replica.vote.raised:
             return f"the other groups to try step {replica.vote.step}, in which this group's code raised an exception"
+        case Phase.JOINING:
+            return f"the coordinator {me.coordinator} to name donors to heal from, or a quorum"
         case Phase.FOLLOWING if replica.prepared is not None and replica.prepared.spare:
             return f"the commit of step {replica.step}, as a spare"
         case Phase.FOLLOWING:

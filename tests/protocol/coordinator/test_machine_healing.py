@@ -1,5 +1,6 @@
 """Joiners, donors and spares, and groups that come back."""
 
+import pytest
 from jaxft_protocol.coordinator.job import Close, GroupPhase
 from jaxft_protocol.messages import (
     Commit,
@@ -59,7 +60,7 @@ def test_heal_ids_are_never_used_twice():
     ids = [healing(desk, "b")]
     for _ in range(5):
         desk.heal_failed("b")
-        desk.wait(1.2)
+        desk.wait(10.2)
         assert desk.group("b").heal_id is not None
         ids.append(desk.group("b").heal_id)
     ids.append(healing(desk, "c"))
@@ -79,6 +80,27 @@ def test_one_that_reaches_no_donor_asks_less_often_after_the_first_time():
     desk.commit()
     desk.close("a")
     assert members(desk) == ["b"]
+
+
+def test_heals_that_keep_failing_begin_less_and_less_often():
+    """As behind a firewall that refuses this group what it lets pass for others. Each has donors keep a state."""
+    desk = running("a", heartbeat_timeout_s=2.0)
+    healing(desk, "b")
+    desk.heal_failed("b")
+    pauses_s: list[float] = []
+    for _ in range(1100):
+        desk.heal_failed("b")
+        began_s = desk.now_s
+        while desk.group("b").phase is GroupPhase.STALE:
+            desk.tick(0.1)
+        pauses_s.append(round(desk.now_s - began_s, 1))
+    assert pauses_s[:6] == pytest.approx([0.4, 0.8, 1.6, 3.2, 4.0, 4.0], abs=0.11)
+    assert max(pauses_s) < 4.2, "however often"
+    desk.ready("b")
+    desk.commit()
+    desk.commit()
+    healing(desk, "c")
+    assert desk.heal_failed("c").only(Heal), "another group does not wait"
 
 
 def test_a_heal_that_succeeded_clears_its_name():

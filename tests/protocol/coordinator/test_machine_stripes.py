@@ -119,7 +119,7 @@ def test_if_that_fails_too_it_is_stripes_again():
     asked = [asked_by(desk.heal_failed("new"))]
     for _ in range(3):
         desk.heal_failed("new")
-        waited = [done for done in desk.wait(1.2) if done.only(Pin)]
+        waited = [done for done in desk.wait(10.2) if done.only(Pin)]
         asked.append(asked_by(waited[0]))
     assert [len(one) for one in asked] == [7, 4, 7, 4]
     assert [WHOLE in one.values() for one in asked] == [True, False, True, False]

@@ -814,6 +814,8 @@ def test_a_failure_stays_what_it_is(message: CoordinatorMessage):
 
 
 def test_words_for_whom_it_waits():
-    assert joining().directive == Wait("the coordinator's next message")
+    assert joining().directive == Wait(
+        "the coordinator coordinator:29510 to name donors to heal from, or a quorum"
+    )
     alone = joining().hear(quorum(1, 0, "a")).on(Exchanged(QuorumId(1), Step(0)))
     assert alone.directive == Wait("the decision on step 0: the coordinator's store")
