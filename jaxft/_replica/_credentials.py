@@ -86,11 +86,13 @@ class Credentials:
         """gRPC's error for a stream that never started, with a hint if TLS may be the cause."""
         for sign, pem_needed, meaning in (
             ("WRONG_VERSION_NUMBER", True, "it does not speak TLS: was it started with --tls-cert?"),
+            ("certificate is not yet valid", True, "or this machine's clock is behind"),
             (
-                "CERTIFICATE_VERIFY_FAILED",
+                "certificate has expired",
                 True,
-                "its certificate is not from an authority in `tls.ca`, or has expired",
+                "renew it, and restart the coordinator, or set this machine's clock, if that is ahead",
             ),
+            ("CERTIFICATE_VERIFY_FAILED", True, "its certificate is not from an authority in `tls.ca`"),
             ("Hostname Verification", True, "its certificate is for another host name than the address"),
             ("Socket closed", False, f"does it ask for TLS? Then pass `tls=`, or set {CA_VARIABLE}"),
             ("Socket closed", True, "does it ask for a certificate, and trust the authority of `tls.cert`?"),

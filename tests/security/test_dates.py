@@ -2,12 +2,16 @@
 
 import logging
 import re
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import pytest
 import trustme
 from jaxft_protocol import tls
+
+import jaxft
 
 DAY_S = 24 * 3600.0
 
@@ -66,3 +70,39 @@ def test_it_is_judged_by_the_time_that_is_given(tmp_path: Path) -> None:
     now_s = datetime.now(UTC).timestamp()
     said = [tls.problem_of_dates(cert, key, now_s + days * DAY_S) for days in (-2, 0, 20, 31)]
     assert [text.split(" ")[0] for text in said] == ["is", "", "expires", "expired"]
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "trusted", "said"),
+    [
+        (1, 30, True, "certificate is not yet valid.*; or this machine's clock is behind"),
+        (
+            -9,
+            -1,
+            True,
+            "certificate has expired.*; renew it, and restart the coordinator, or set this machine's clock",
+        ),
+        (-1, 30, False, "its certificate is not from an authority in `tls.ca`"),
+    ],
+)
+def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
+    tmp_path: Path, since: int, until: int, trusted: bool, said: str
+) -> None:
+    """A date may be the fault of this clock; and where a date is at fault, the authority is not."""
+    now, authority = datetime.now(UTC), trustme.CA()
+    made = authority.issue_cert(
+        "localhost", not_before=now + timedelta(days=since), not_after=now + timedelta(days=until)
+    )
+    (authority if trusted else trustme.CA()).cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    pair = (made.private_key_pem.bytes(), made.cert_chain_pems[0].bytes())
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([pair]))
+    server.start()
+    tls_files = jaxft.TLS(ca=tmp_path / "ca.pem")
+    manager = jaxft.Manager(f"localhost:{port}", group="a", tls=tls_files, failure_timeout_s=1)
+    try:
+        with pytest.raises(jaxft.CoordinatorUnreachable, match=said) as raised:
+            manager.__enter__()
+    finally:
+        server.stop(None)
+    assert ("authority" in str(raised.value)) != trusted
