@@ -26,7 +26,7 @@ STARTS = {
 KNOWN = {
     ("jaxft/_replica/_loop.py", "LoopThread.__init__"): "tests/replica/test_session.py",
     ("jaxft/_replica/_loop.py", "LoopThread.keep"): "tests/replica/test_session.py",
-    ("jaxft/_replica/_stream.py", "Stream.run"): "its result is awaited at once",
+    ("jaxft/_replica/_stream.py", "Stream._resolved"): "tests/replica/test_channel_target.py",
     ("jaxft/_replica/_membership.py", "_met_in_time"): "tests/processes/test_ranks.py",
     ("jaxft/_transport/_listener.py", "Listener.__init__"): "tests/transport/test_listener.py",
     ("jaxft/_transport/_listener.py", "Listener._admit_heal"): "tests/transport/test_listener.py",

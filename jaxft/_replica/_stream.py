@@ -20,6 +20,7 @@ from jaxft_protocol.replica.legal import IllegalEvent
 from jaxft._replica._channel_target import channel_target
 from jaxft._replica._credentials import Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread
+from jaxft._transport._names import in_digits
 
 _log = logging.getLogger("jaxft")
 
@@ -95,7 +96,7 @@ class Stream:
         writer: asyncio.Task[None] | None = None
         channel: grpc.aio.Channel | None = None
         try:
-            target, options = await asyncio.to_thread(channel_target, address, self._silence_s)
+            target, options = await self._resolved(address)
             channel = self._credentials.channel(target, [*_OPTIONS, *options])
             call = channel.stream_stream(_SESSION)()  # bytes in both directions: `greeting` decodes them
             messages = aiter(call)
@@ -136,6 +137,15 @@ class Stream:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
                     await channel.close()
         return reason
+
+    async def _resolved(self, address: str) -> tuple[str, list[tuple[str, Any]]]:
+        """Where to connect to, and with which options. Only a name needs another thread."""
+        if in_digits(address):
+            return channel_target(address, self._silence_s)
+        try:
+            return await asyncio.to_thread(channel_target, address, self._silence_s)
+        except RuntimeError as error:
+            raise ConnectionError(f"no thread could resolve the name in {address!r}: {error}") from error
 
     async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
         """Wait for the call's first message. A frozen coordinator sends none; then the next one is tried."""

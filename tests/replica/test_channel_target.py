@@ -1,13 +1,16 @@
 """Where gRPC connects to for a coordinator's address, and that no name server is needed for it."""
 
+import asyncio
 import contextlib
 import os
 import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 import jaxft
 from jaxft._operate._network_checks import coordinators
 from jaxft._replica._channel_target import channel_target
+from jaxft._replica._stream import Stream
 from jaxft._transport import _names
 from tests import patience
 from tests.faults.namespaces import MISSING, available
@@ -80,6 +84,25 @@ def test_each_dial_asks_where_the_coordinator_is_now(answer: Answer) -> None:
     assert channel_target("coordinator.test:29510", patience.FAR_S)[0] == "ipv4:10.0.0.2:29510"
     answer([])
     assert channel_target("coordinator.test:29510", patience.FAR_S)[0] == "ipv4:10.0.0.2:29510"
+
+
+def test_without_a_thread_a_dial_fails_and_the_session_goes_on(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next dial may find one. Digits need none."""
+    answer([(V4, "10.0.0.1")])
+
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    stream: Any = SimpleNamespace(_silence_s=patience.FAR_S)
+    says = "no thread could resolve the name in 'coordinator.test:29510': can't start new thread"
+    loop = asyncio.new_event_loop()
+    with contextlib.closing(loop), pytest.raises(ConnectionError, match=f"^{re.escape(says)}$"):
+        loop.run_until_complete(Stream._resolved(stream, "coordinator.test:29510"))
+    target, _ = asyncio.run(Stream._resolved(stream, "10.0.0.1:29510"))
+    assert target == "10.0.0.1:29510"
 
 
 def test_an_unknown_name_is_an_error_that_names_it(answer: Answer) -> None:

@@ -348,9 +348,9 @@ def test_the_first_state_of_another_history_is_not_refused_at_the_founding(step:
     desk = unsettled()
     desk.come("old", step=0, digest="y", history=0xABC, members=2)
     for name in ("a", "b", "c"):
-        done = desk.come(name, step=step, digest="x", history=HISTORY, members=3)
+        desk.come(name, step=step, digest="x", history=HISTORY, members=3)
     if not members(desk):
-        done = desk.wait(5.2)[-1]
+        desk.wait(5.2)
     assert members(desk) == ["a", "b", "c"]
     assert desk.group("old").history == 0
     assert desk.group("old").phase is GroupPhase.HEALING
