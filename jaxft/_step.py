@@ -212,7 +212,6 @@ class Step:
         self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
         self._last: Programs | None = None  # those of the last call
-        self._returned = True  # the last call of the step has returned its state
         self._caller: dict[str, threading.Thread] = {}  # the thread that is in a call
 
     @property
@@ -252,9 +251,10 @@ class Step:
         one_caller(self._caller)
         try:
             call, leaves = self._checked(state, batch, static, static_kw)
-            return self._whole(call.programs, self._engine.join(call, leaves))
+            result = self._whole(call.programs, self._engine.join(call, leaves))
         finally:
             self._caller.clear()
+        return self._returned(result)
 
     @MAY_TRANSFER
     def edit(self, state: Any, function: Callable[[Any], Any]) -> Any:
@@ -308,7 +308,7 @@ class Step:
                 "and call step.edit in its body before the step."
             )
         if engine.loop.repeats_edit():
-            return self._whole(programs, held)
+            return self._returned(self._whole(programs, held))
         check_function(
             "The function of an edit",
             function,
@@ -322,7 +322,7 @@ class Step:
         engine.edit(edited(tree, after, held))
         engine.loop.edited()
         assert engine.handed is not None
-        return self._whole(programs, engine.handed)
+        return self._returned(self._whole(programs, engine.handed))
 
     @MAY_TRANSFER
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
@@ -354,14 +354,12 @@ class Step:
             with contextlib.suppress(JaxftError):  # outside of a job there is no loop
                 self._engine.loop.not_called()
             raise
-        self._returned = False
         try:
             leaves, metrics = self._engine.run(call, given)
             result = self._whole(call.programs, leaves), metrics
         finally:
             self._caller.clear()
-        self._returned = True
-        return result
+        return self._returned(result)
 
     def _checked(
         self, state: Any, batch: Any, static: Sequence[Any], static_kw: Mapping[str, Any]
@@ -372,14 +370,21 @@ class Step:
             state = self._static_leaves.without(state)
             programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
             call = Call(programs, batch_for, self._shards, self._nonfinite)
-            return call, self._leaves(programs, state)
+            leaves = self._leaves(programs, state)
         except (JaxftError, TypeError):
             refuse_swapped(state, batch)
             raise
+        self._engine.loop.given(leaves)
+        return call, leaves
 
     def _whole(self, programs: Programs, leaves: Sequence[jax.Array]) -> Any:
         """The state of these leaves, as the user knows it."""
         return self._static_leaves.whole(programs.unflatten(leaves))
+
+    def _returned(self, result: Any) -> Any:
+        """What a call returns, as the last thing that it does."""
+        self._engine.loop.returned()
+        return result
 
     def _prepared(self, given: "_Given", state: Any, batch: Any) -> tuple[Programs, BatchFor]:
         """The programs for these arguments, and the batch of each shard."""
@@ -400,23 +405,17 @@ class Step:
         consumed: it stands for the newest.
         """
         held = self._engine.handed
-        if held is not None and (self._engine.unreturned is not None or self._kept_back(state)):
+        if held is None:
+            self._engine.loop.returned()
+            return programs.state_leaves(state)
+        if self._engine.loop.lacks(held):
             _log.warning(
                 "the last call of the step was interrupted before it could return the state: goes on with that of "
                 "step %d",
                 self._engine.step,
             )
             return held
-        leaves = programs.state_leaves(state)
-        return leaves if held is None else same_state(state, leaves, held, self._engine.step)
-
-    def _kept_back(self, state: Any) -> bool:
-        """Whether the last call has consumed `state`, and was interrupted on its way out, as by Ctrl-C."""
-        if self._returned:
-            return False
-        leaves = jax.tree.leaves(state)
-        refuse_tracers(leaves)
-        return any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+        return same_state(state, programs.state_leaves(state), held, self._engine.step)
 
     @property
     def _engine(self) -> Engine:

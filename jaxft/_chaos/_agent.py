@@ -114,10 +114,6 @@ class Watched:
         return self._runner.handed
 
     @property
-    def unreturned(self) -> Sequence[jax.Array] | None:
-        return self._runner.unreturned
-
-    @property
     def loop(self) -> LoopWatch:
         return self._runner.loop
 

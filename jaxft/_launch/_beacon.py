@@ -148,10 +148,6 @@ class Watched:
         return self._engine.handed
 
     @property
-    def unreturned(self) -> Sequence[jax.Array] | None:
-        return self._engine.unreturned
-
-    @property
     def loop(self) -> LoopWatch:
         return self._engine.loop
 

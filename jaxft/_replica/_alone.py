@@ -31,8 +31,6 @@ _lock = threading.Lock()
 class Alone:
     """The engine of a step without a manager: computes all shards itself."""
 
-    unreturned = None  # the state is consumed, and the new one returned, without a wait in between
-
     def __init__(self) -> None:
         self.step = 0
         self.loop = LoopWatch()

@@ -61,11 +61,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def unreturned(self) -> Sequence[jax.Array] | None:
-        """The leaves of the state that the last call came to, if it ended by an exception after that."""
-        ...
-
-    @property
     def loop(self) -> LoopWatch:
         """What the user's loop knows of the step."""
         ...

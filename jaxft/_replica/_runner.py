@@ -92,7 +92,6 @@ class Runner:
             report = report_by(cast(Session, session))
         self._raising = Raising(config, report, alone=ranks.size == 1)
         self._writer = Writer(config.group)
-        self._unreturned: Sequence[jax.Array] | None = None
         self._told_of_ended = False
         self._report: StepReport | None = None
         self.loop = LoopWatch()
@@ -129,11 +128,6 @@ class Runner:
     def broken(self) -> bool:
         """Whether an exception has left a call, in a group of several processes."""
         return bool(self._broken)
-
-    @property
-    def unreturned(self) -> Sequence[jax.Array] | None:
-        """The state that the last call came to, if an exception such as Ctrl-C kept it from returning that."""
-        return self._unreturned
 
     @property
     def is_writer(self) -> bool:
@@ -183,12 +177,10 @@ class Runner:
             self._joining.prepare(call, state)
             self._programs = call.programs
             self._record = self._record.next_call()
-            before, given, self._unreturned = self._held.step, self._held.leaves, None
+            before = self._held.step
             try:
                 self._follow_directives(call, self._record, joins=joins)
             except BaseException as error:
-                if self._held.leaves is not given:
-                    self._unreturned = self._held.leaves
                 if self._held.step not in (before, before + 1):
                     why = "this group had caught up when an exception ended the last call"
                     self.loop.jumped(why, in_call=True)

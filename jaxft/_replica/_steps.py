@@ -10,9 +10,10 @@ has not. A loop over a range that reads the step between every two calls cannot 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxft._errors import ConfigurationError
 from jaxft._numbers import whole
@@ -39,6 +40,8 @@ class LoopWatch:
         self._over = False  # a loop over `steps` has come to its total, and none has begun since
         self._looked = False  # the loop has read the step since its last call of the step
         self.calls = 0
+        # The leaves that calls were given since one has returned: what the user's code has.
+        self._given: Sequence[Any] | None = None
         # How many calls of `step.edit` stand before the next step, and how many of these the loop's body has come to.
         self.edits_made = 0
         self._edits_seen = 0
@@ -59,6 +62,22 @@ class LoopWatch:
         self._unread = why
         if in_call:
             self._jump = why
+
+    def given(self, leaves: Sequence[Any]) -> None:
+        """A call begins with these leaves, or with older ones that stand for them (`lacks`)."""
+        if self._given is None:
+            self._given = leaves
+
+    def returned(self) -> None:
+        """A call has returned the state, or none has begun to hold one."""
+        self._given = None
+
+    def lacks(self, held: Sequence[Any]) -> bool:
+        """Whether a call has come to the state `held`, and an exception such as Ctrl-C kept it from returning it.
+
+        What later calls are given is older then, and may be consumed.
+        """
+        return self._given is not None and any(map(operator.is_not, self._given, held))
 
     @contextmanager
     def calling(self, step: Callable[[], int]) -> Iterator[None]:

@@ -1,6 +1,8 @@
 """Ctrl-C at the moments at which a state is consumed or a report is on its way: the next call goes on."""
 
+import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
 import jaxft
 from jaxft._programs._programs import Programs
+from jaxft._programs._static_leaves import StaticLeaves
+from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._saving import Saving
 from jaxft._replica._session import Session
+from tests import patience
 from tests.clusters import Cluster, cluster
 from tests.interrupts import interrupted
 
@@ -94,8 +99,81 @@ def here(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def manager(here: Cluster) -> jaxft.Manager:
-    return jaxft.Manager(f"localhost:{here.port}", group="group-0", failure_timeout_s=60.0)
+def manager(here: Cluster, group: str = "group-0") -> jaxft.Manager:
+    return jaxft.Manager(f"localhost:{here.port}", group=group, failure_timeout_s=60.0)
+
+
+@contextlib.contextmanager
+def another_group(here: Cluster) -> Iterator[None]:
+    """Trains in a thread, from the first step on."""
+    began, stop = threading.Event(), threading.Event()
+
+    def train() -> None:
+        with manager(here, "group-1") as job:
+            step = jaxft.fault_tolerant(train_step, job, shards=2)
+            state = step.join(initial(), batch_for)
+            while not stop.is_set():
+                state, _ = step(state, batch_for)
+                began.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        assert began.wait(patience.FAR_S)
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Ctrl-C as soon as the next call of a method in this thread has returned."""
+    called, mine = getattr(owner, name), threading.current_thread()
+
+    def interrupted_call(*rest: Any, **named: Any) -> Any:
+        found = called(*rest, **named)
+        if threading.current_thread() is mine:
+            patch.setattr(owner, name, called)
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    patch.setattr(owner, name, interrupted_call)
+
+
+HEALS = (CatchUp, "heal")
+WAITS = (Session, "wait")
+RETURNS = (StaticLeaves, "whole")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("joins", [True, False], ids=["join", "step"])
+@pytest.mark.parametrize(
+    "moments",
+    [(HEALS,), (RETURNS,), (HEALS, WAITS), (HEALS, WAITS, RETURNS), (RETURNS, WAITS)],
+    ids=lambda moments: " ".join(name for _, name in moments),
+)
+def test_a_state_that_a_heal_has_replaced_is_known_until_a_call_returns_it(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch, moments: tuple[tuple[type, str], ...], joins: bool
+) -> None:
+    """However often Ctrl-C comes meanwhile. A heal consumes no state, so the loop has an older one."""
+    with another_group(here), manager(here) as job:
+        step = jaxft.fault_tolerant(train_step, job, shards=2)
+        state = initial()
+        if not joins:
+            state = step.join(state, batch_for)
+            assert job.step > 0  # as a loop that follows the job does
+            state, _ = step(state, batch_for)
+            interrupt_once(monkeypatch, Programs, "compute")  # the other group goes on
+            with interrupted():
+                step(state, batch_for)
+        for owner, name in moments:
+            interrupt_once(monkeypatch, owner, name)
+            assert job.step >= 0
+            with interrupted():
+                step.join(state, batch_for) if joins else step(state, batch_for)
+        assert job.step > 0
+        state = step.join(state, batch_for) if joins else step(state, batch_for)[0]
+        assert int(state["n"]) == job.step == state["w"][0]
 
 
 @pytest.mark.processes
@@ -125,6 +203,26 @@ def test_in_a_job_the_next_call_goes_on(
                 state, _ = step(state, batch_for)
             state, _ = step(state, batch_for)
             assert int(state["n"]) == job.step == state["w"][0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "job"])
+def test_join_returns_the_state_of_a_last_step_that_was_interrupted(
+    here: Cluster, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    """No call of the step is left that would."""
+    once = Once()
+    in_apply(monkeypatch, once)
+    with contextlib.nullcontext() if alone else manager(here) as job:
+        step = jaxft.fault_tolerant(train_step, job, shards=2)
+        state = step.join(initial(), batch_for)
+        with interrupted():
+            for number in step.steps(3):
+                once.armed = number == 2
+                state, _ = step(state, batch_for)
+        assert list(step.steps(3)) == []
+        state = step.join(state, batch_for)
+        assert int(state["n"]) == step.step == 3
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ import jaxft
 from jaxft._arrays._layout import Layout
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._replica._engine import Call, Engine
+from jaxft._replica._steps import LoopWatch
 
 
 class Counted:
@@ -403,6 +404,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.loop = LoopWatch()
 
     @property
     def _engine(self) -> Engine:
