@@ -178,4 +178,18 @@ def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
                 f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, not "
                 f"{name!r}: {value!r:.100}"
             )
+        if not _is_unicode(name + value):
+            raise ConfigurationError(
+                f"settings has {name!r}: {value!r:.100}, which is not Unicode: as a file name or an argument in an "
+                "encoding other than that of this process. Pass a digest of its bytes: "
+                "`hashlib.sha256(os.fsencode(value)).hexdigest()`."
+            )
     return dict(settings)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -282,6 +282,15 @@ def test_settings_that_are_not_texts(settings: Any) -> None:
         jaxft.Manager("localhost:29510", group="group-0", settings=settings)
 
 
+@pytest.mark.parametrize("settings", [{"corpus": "gr\udcfcn"}, {"gr\udcfcn": "corpus"}])
+def test_settings_that_are_no_unicode(settings: Any) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"settings has .*'gr\\udcfcn'.*not Unicode.*Pass a digest of its bytes: `hashlib",
+    ):
+        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
+
+
 def test_columns_as_source() -> None:
     with pytest.raises(
         ConfigurationError, match=r"source is a dict, which has no sample number 0.*one dict per"
