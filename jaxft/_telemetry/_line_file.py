@@ -28,7 +28,7 @@ class LineFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path.absolute()  # the program may change its working folder
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque()
         self._dropped = 0

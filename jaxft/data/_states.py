@@ -31,7 +31,7 @@ class States:
     """The states of one job's streams: `folder/shard-3/1200.json` is that of shard 3 before batch 1200."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()  # the program may change its working folder
         self._refused = False
         self._warned = False
         self.proven = False  # a stream that was restored went on with the batch that it should

@@ -163,6 +163,17 @@ def test_another_process_goes_on_from_a_kept_state(tmp_path: Path) -> None:
     assert values(from_iterator(make, 2, states=tmp_path), (42, 1)) == [42.0]
 
 
+def test_a_program_that_changes_its_folder_finds_its_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    batches = from_iterator(lambda shard: Stated(), 1, states="states", states_every=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    values(batches, (0, 0), (1, 0), (2, 0))
+    assert sorted(path.name for path in (tmp_path / "states" / "shard-0").iterdir()) == ["1.json", "2.json"]
+
+
 def test_only_the_newest_states_are_kept(tmp_path: Path) -> None:
     batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=1)
     values(batches, *[(step, 0) for step in range(30)])

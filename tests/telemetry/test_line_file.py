@@ -31,6 +31,18 @@ def test_a_file_that_is_moved_away_is_created_again(tmp_path: Path) -> None:
     assert path.read_text() == "after\n"
 
 
+def test_a_program_that_changes_its_folder_moves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = LineFile(Path("events.jsonl"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    file.put("after")
+    file.close()
+    assert (tmp_path / "events.jsonl").read_text() == "after\n"
+
+
 def test_a_disk_that_fails_costs_lines_that_are_counted_and_one_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
