@@ -11,6 +11,7 @@ import functools
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,8 +52,7 @@ class Beacon:
         self._applies: int | None = None  # the step that it applies
         self._committed = 0
         follow(self._tell)
-        if signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
-            faulthandler.register(signal.SIGUSR2, all_threads=True)
+        _say_stacks_on_sigusr2()
         self._try(WordFile.touch)
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
 
@@ -129,6 +129,14 @@ class Beacon:
                     "The supervisor restarts it if that lasts longer than --deadlines allows.",
                     *(self._file, error),
                 )
+
+
+def _say_stacks_on_sigusr2() -> None:
+    """Print them to the stream that the process began with: the program may have put another in its place."""
+    stream = sys.__stderr__
+    if stream is None or stream.closed or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
+        return
+    faulthandler.register(signal.SIGUSR2, file=stream, all_threads=True)
 
 
 class Watched:

@@ -98,8 +98,8 @@ def _say(error: BaseException) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to stderr, if that takes it: on a full disk, or closed by the program, it must not change the status."""
-    with contextlib.suppress(OSError, ValueError):
+    """Write to stderr, if that takes it: what the program has put in its place must not change the status."""
+    with contextlib.suppress(Exception):
         sys.stderr.write(text)
 
 

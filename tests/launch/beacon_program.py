@@ -1,5 +1,6 @@
-"""A program with a beacon and an engine that only announces phases: beacon_program.py WHAT."""
+"""A program with a beacon and an engine that only announces phases: beacon_program.py WHAT [STDERR]."""
 
+import io
 import logging
 import os
 import sys
@@ -49,7 +50,24 @@ def heal() -> None:
     forever()
 
 
-def main(what: str) -> None:
+class Copied:
+    """What programs put in the place of a stream, to copy their output to a file."""
+
+    def write(self, text: str) -> None:
+        sys.__stderr__.write(text)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def flush(self) -> None:
+        pass
+
+
+STDERR: dict[str, Any] = {"copied": Copied, "text": io.StringIO, "none": lambda: None}
+
+
+def main(what: str, stderr: str = "") -> None:
+    if stderr == "closed":
+        sys.__stderr__.close()  # pyright: ignore[reportOptionalMemberAccess]
+    elif stderr:
+        sys.stderr = STDERR[stderr]()
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     beacon = beacon_of_process()
     assert isinstance(beacon, Beacon)
@@ -66,4 +84,4 @@ def main(what: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

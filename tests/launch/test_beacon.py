@@ -19,10 +19,10 @@ pytestmark = pytest.mark.processes
 
 
 @contextlib.contextmanager
-def program(folder: Path, what: str, file: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def program(folder: Path, *words: str, file: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), what],
+            [sys.executable, str(PROGRAM), *words],
             stdout=log,
             stderr=log,
             env={**os.environ, "JAXFT_PHASE_FILE": str(file or folder / "phase")},
@@ -74,8 +74,10 @@ def test_what_it_healed_to_is_not_what_it_has_committed(tmp_path: Path) -> None:
     assert (word.step, word.committed) == (8, 0)
 
 
-def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
-    with program(tmp_path, "hang") as process:
+@pytest.mark.parametrize("stderr", ["", "copied", "text", "none"])
+def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path, stderr: str) -> None:
+    """Whatever the program has put in the place of sys.stderr."""
+    with program(tmp_path, "hang", stderr) as process:
         until_phase(tmp_path, "compute")
 
         def asked() -> bool:
@@ -85,6 +87,11 @@ def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path) -> None:
 
         patience.until(asked, "its stack")
         assert process.poll() is None
+
+
+def test_a_program_that_has_closed_its_stderr_trains(tmp_path: Path) -> None:
+    with program(tmp_path, "train", "closed"):
+        patience.until(lambda: "took step 2" in log(tmp_path), "steps", context=lambda: log(tmp_path))
 
 
 def test_a_program_that_joins_as_another_group_is_warned(
@@ -111,7 +118,7 @@ def test_a_program_that_joins_as_another_group_is_warned(
 def test_a_beacon_that_cannot_write_says_so_once_and_training_goes_on(
     tmp_path: Path, what: str, file: str, why: str
 ) -> None:
-    with program(tmp_path, what, tmp_path / file) as process:
+    with program(tmp_path, what, file=tmp_path / file) as process:
         patience.until(
             lambda: "took step 7" in log(tmp_path) or process.poll() is not None,
             "steps",

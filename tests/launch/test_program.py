@@ -21,7 +21,16 @@ def run(program: str, tmp_path: Path, *, nproc: int, stderr: int) -> "subprocess
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("closes", ["sys.stdout.close()", "sys.stderr.close()", ""])
+@pytest.mark.parametrize(
+    "closes",
+    [
+        "sys.stdout.close()",
+        "sys.stderr.close()",
+        "",
+        "sys.stderr = None",
+        "sys.stdout = None",
+    ],
+)
 def test_a_stream_that_takes_nothing_does_not_change_the_status(
     tmp_path: Path, closes: str, nproc: int
 ) -> None:
