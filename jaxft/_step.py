@@ -21,8 +21,10 @@ from jaxft._programs._checks import (
     check_batch_function,
     check_function,
     check_signature,
+    options_compiled_in,
     refuse_disabled_jit,
     refuse_iterator,
+    refuse_other_options,
     refuse_others,
     refuse_swapped,
     refuse_too_large,
@@ -212,6 +214,7 @@ class Step:
         self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
         self._last: Programs | None = None  # those of the last call
+        self._options: tuple[Any, ...] | None = None  # of JAX, with which all programs are compiled
         self._caller: dict[str, threading.Thread] = {}  # the thread that is in a call
 
     @property
@@ -390,11 +393,14 @@ class Step:
         """The programs for these arguments, and the batch of each shard."""
         batch_for = self._batch_for(batch)
         programs = self._current.get(given.key)
+        if self._options is not None:
+            refuse_other_options(self._options)
         if programs is None:
             if callable(batch):
                 check_batch_function(batch)
             batch_for = _asked_once(batch_for)
             programs = self._current[given.key] = self._first(given, state, batch_for)
+            self._options = options_compiled_in()
         self._last = programs
         return programs, batch_for
 

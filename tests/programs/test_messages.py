@@ -131,6 +131,34 @@ def test_a_batch_function_of_other_arguments() -> None:
             jaxft.fault_tolerant(train_step, None, shards=2)(jnp.zeros(3), wrong)
 
 
+@pytest.mark.parametrize("joins", [True, False], ids=["join", "step"])
+@pytest.mark.parametrize(
+    ("context", "text"),
+    [
+        (
+            lambda: jax.default_matmul_precision("float32"),
+            "jax_default_matmul_precision is 'float32' in this call",
+        ),
+        (lambda: jax.enable_x64(True), "jax_enable_x64 is True in this call"),
+    ],
+    ids=["precision", "x64"],
+)
+def test_an_option_that_only_some_calls_have(context: Any, text: str, joins: bool) -> None:
+    """It is compiled in, so later ones would have no effect."""
+    step = jaxft.fault_tolerant(train_step, None, shards=1)
+    begin, batch = np.zeros(3, np.float32), lambda number, shard: np.ones(3, np.float32)
+    state = step.join(begin, batch) if joins else step(begin, batch)[0]
+    with (
+        context(),
+        pytest.raises(ConfigurationError, match=rf"{text} .* contain `step\.join` and the whole loop"),
+    ):
+        step(state, batch)
+    state, _ = step(state, batch)
+    other = jaxft.fault_tolerant(train_step, None, shards=1)
+    with context():
+        other(other.join(begin, batch), batch)
+
+
 def test_disable_jit() -> None:
     expected = (
         r"while jax\.disable_jit \(JAX_DISABLE_JIT\) is on.*cannot run without compiling.*jax\.debug\.print"
