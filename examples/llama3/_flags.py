@@ -95,10 +95,10 @@ class Flags:
     compilation_cache: Path | None = field(default_factory=user_cache)
     """Keep compiled programs in this folder, so that a relaunched group starts at once. None keeps none."""
 
-    coordinator: str | None = None
-    """The coordinator's HOST:PORT. None trains alone, with the same results."""
-    group: str = "group-0"
-    """This replica group's permanent name within the job."""
+    coordinator: str | None = field(default_factory=lambda: os.environ.get("JAXFT_COORDINATOR"))
+    """The coordinator's HOST:PORT, which `jaxft launch` sets. None trains alone, with the same results."""
+    group: str = field(default_factory=lambda: os.environ.get("JAXFT_GROUP", "group-0"))
+    """This replica group's permanent name within the job, which `jaxft launch` sets."""
     job: str = "llama3"
     """The job's name at the coordinator."""
     host: str | None = None

@@ -6,6 +6,7 @@ one per NAME. At the end it checks that every sample was used as often as expect
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -52,10 +53,10 @@ class Flags:
     seed: int = 0
     """Determines the data set, the initial parameters and the order of the samples."""
 
-    coordinator: str | None = None
-    """The coordinator's HOST:PORT. None trains alone, with the same results."""
-    group: str = "group-0"
-    """This replica group's permanent name within the job."""
+    coordinator: str | None = field(default_factory=lambda: os.environ.get("JAXFT_COORDINATOR"))
+    """The coordinator's HOST:PORT, which `jaxft launch` sets. None trains alone, with the same results."""
+    group: str = field(default_factory=lambda: os.environ.get("JAXFT_GROUP", "group-0"))
+    """This replica group's permanent name within the job, which `jaxft launch` sets."""
     job: str = "mlp"
     """The job's name at the coordinator."""
     host: str | None = None

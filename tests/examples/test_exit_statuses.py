@@ -1,4 +1,4 @@
-"""What the examples end with says whether to start them again: `jaxft launch` and schedulers go by it."""
+"""The examples under `jaxft launch`: what they take from it, and the exit statuses by which it goes."""
 
 import logging
 import os
@@ -71,3 +71,14 @@ def test_a_group_without_a_coordinator_is_started_again(
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_wrong_flag_is_an_error_of_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert status_of(monkeypatch, name, "--coordinator", "nowhere") == 1
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_coordinator_and_the_group_come_from_the_environment(
+    name: str, here: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `jaxft launch` sets it. Otherwise each group would train alone."""
+    monkeypatch.setenv("JAXFT_COORDINATOR", f"localhost:{here.port}")
+    monkeypatch.setenv("JAXFT_GROUP", "group-7")
+    assert status_of(monkeypatch, name) == os.EX_CONFIG
+    assert f"the coordinator localhost:{here.port} refused group 'group-7'" in caplog.text
