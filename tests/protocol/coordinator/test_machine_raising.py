@@ -78,6 +78,13 @@ def test_a_shard_that_fails_in_every_group_stops_the_job_once():
     assert late.closed == ["c"]
 
 
+def test_what_fails_outside_of_a_shard_is_the_step():
+    desk = running("a", "b")
+    raises(desk, "a", shard=None)
+    text = raises(desk, "b", shard=None).only(Halted)["b"].reason
+    assert text == f"step 0 of job 'job' fails in every group: a, b: {UNREADABLE}"
+
+
 def test_different_failures_are_all_named():
     desk = running("a", "b")
     raises(desk, "a", "ValueError: a", shard=1)
