@@ -81,6 +81,9 @@ def test_where_nobody_leads_them_it_begins_again_with_what_they_bring():
     done = desk.hello("b", term=200)
     assert done.only(Welcome)["b"].term == 201
     assert done.closed == ["a"]
+    told = done.only(Evicted)["a"]
+    assert told.may_return
+    assert "group 'b' has met a coordinator of term 200" in told.reason
     assert desk.job.frontier is None
     assert desk.job.last_quorum_id == quorum_id
     desk.join("b", step=40, digest="", history=9)
