@@ -141,12 +141,13 @@ class Flags:
 
 
 # Groups may differ in these, and so may the parts of a run before and after a restart. The corpora are compared by
-# the fingerprint of their tokens; jaxft itself compares the job, its shards, and between groups the overlap.
+# the fingerprint of their tokens; jaxft itself compares the job, its shards, whether meshes may differ, and between
+# groups the overlap.
 OWN_TO_A_GROUP = frozenset(
     {
         *("corpus", "corpus_bytes", "corpus_cache", "tokenizer", "text_field", "shards"),
         *("cpu_devices", "compilation_cache", "overlap"),
-        *("coordinator", "group", "job", "host", "failure_timeout_s", "spare"),
+        *("coordinator", "group", "job", "host", "failure_timeout_s", "spare", "other_meshes"),
         *("checkpoints", "checkpoint_every", "keep_checkpoints", "changed"),
         *("initial_weights", "export_weights"),
         *("run", "config", "tracker", "profile", "log_every", "events", "digest_at_end"),

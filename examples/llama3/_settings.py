@@ -178,8 +178,13 @@ def job_settings(flags: Flags, settings: Settings, mesh: Mesh) -> dict[str, str]
         "corpus": settings.batches.fingerprint,
         "batch_tokens": str(settings.tokens_per_step if settings.accumulate > 1 else None),
         "held_out": str(settings.batches.held_out),
-        **({} if flags.other_meshes else {axis: str(size) for axis, size in mesh.shape.items()}),
+        # In place of the mesh: checkpoints of versions without this flag do not have it.
+        **({"other_meshes": "True"} if flags.other_meshes else _sizes(mesh)),
     }
+
+
+def _sizes(mesh: Mesh) -> dict[str, str]:
+    return {axis: str(size) for axis, size in mesh.shape.items()}
 
 
 def _check_together(flags: Flags) -> None:

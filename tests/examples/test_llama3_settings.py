@@ -140,6 +140,13 @@ def test_the_mesh_is_a_setting_unless_groups_may_have_others(
     assert on(4)["other_meshes"] == "True"
 
 
+def test_without_other_meshes_the_settings_are_those_of_versions_without_that_flag(small: Any) -> None:
+    """Their checkpoints would be refused."""
+    settings = shared(small())
+    assert "other_meshes" not in settings
+    assert settings["fsdp"] == "1"
+
+
 # Flags that need one another.
 
 
