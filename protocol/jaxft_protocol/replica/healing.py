@@ -13,7 +13,7 @@ _CATCHES_UP = (Phase.HEALING, Phase.FOLLOWING)
 
 
 def heal(draft: Draft, message: Heal) -> None:
-    draft.update(job_history=message.history)
+    draft.update(job_history=message.history, frontier_held=True)
     if message.step < draft.replica.step and message.history == draft.replica.history:
         draft.log(_back_line(draft.replica.step, message.step), warning=True)
     if draft.replica.phase is Phase.APPLYING:

@@ -390,7 +390,7 @@ class Replica:
     digest: int | None = None
     digest_taken: bool = False
     frontier_step: Step | None = None
-    frontier_held: bool = False  # a live group held the frontier when this one was welcomed
+    frontier_held: bool = False  # a live group held the frontier when the coordinator last said so
     last_quorum_id: QuorumId = QuorumId(0)
     # The attempt of the last AllComputed.
     all_computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))

@@ -677,6 +677,20 @@ def test_a_state_of_the_frontiers_step_that_is_not_the_frontier_is_an_error_in_t
     assert "not known to be of this run" in group.directive.failure.text
 
 
+def test_one_whose_heal_has_failed_waits_for_the_next_as_long_as_a_group_holds_the_state():
+    """The coordinator has it wait, for up to twice its heartbeat timeout, which may be longer than this timeout."""
+    group = connected().hear(welcome(9, 4)).on(Prepared(Step(2), 0xD1, SETTINGS))
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)"))
+    group.hear(heal(5, 9)).on(HealBroke(HealId(5), "no donor answers"))
+    group.now_s = 1000.0
+    assert group.on(Tick()).phase is Phase.JOINING
+    group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)"))
+    group.now_s = 1059.0
+    assert group.on(Tick()).phase is Phase.JOINING
+    group.now_s = 1061.0
+    assert group.on(Tick()).phase is Phase.FAILED
+
+
 def test_a_group_that_holds_the_frontier_waits_for_others_without_end():
     group = connected().hear(welcome(9, 4)).on(Prepared(Step(9), 0xD1, SETTINGS))
     group.hear(Waiting("step 9 needs 2 groups that hold it, and 1 do (a)", held=True))
