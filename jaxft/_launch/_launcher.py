@@ -229,9 +229,9 @@ class Launcher:
         # Only a launch that has started the coordinator knows all groups.
         if self._coordinator is not None and done and all(one.came_back_late for one in done):
             self._output.say(
-                "no program has run to its end: each group ended unexpectedly, and when it came back, the job was "
-                "finished and its state gone. What the program does after that job, such as a second one, was not "
-                "done. Give each Manager checkpoints=: a group that is restarted then passes through a finished job"
+                "no program has ended well: each group ended unexpectedly, and when it came back, the job was "
+                "finished and its state gone. What the program does after that job, such as a second one, may not be "
+                "done. Give each Manager checkpoints=: a restarted group then passes through a finished job"
             )
             return ERROR
         if done:

@@ -71,7 +71,7 @@ def test_a_launch_whose_groups_all_came_back_too_late_is_not_done(folder: Path) 
     lives = ("steps:3 kill", "phase:late:0 exit:0")
     with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
         assert running.status() == 1, running.text()
-    assert "no program has run to its end: each group ended unexpectedly" in running.text()
+    assert "no program has ended well: each group ended unexpectedly" in running.text()
     assert running.text().count("is done: its job was finished without it") == 2
 
 
@@ -89,7 +89,7 @@ def test_a_launch_whose_groups_all_came_back_too_late_is_not_done(folder: Path) 
 def test_a_launch_is_done_if_its_groups_need_not_come_back(folder: Path, lives: tuple[str, ...]) -> None:
     with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
         assert running.status() == 0, running.text()
-    assert "no program has run" not in running.text()
+    assert "no program has ended" not in running.text()
 
 
 def test_a_launch_on_one_host_of_several_does_not_know_whether_others_have_ended_well(folder: Path) -> None:
