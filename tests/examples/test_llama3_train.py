@@ -251,7 +251,7 @@ def test_a_run_keeps_its_configuration_curves_trace_and_weights(
 def test_a_loss_that_is_not_finite_ends_the_run(command: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit) as stopped:
         command(*SHORT, "--steps", "20", "--learning-rate", "1e38", "--warmup-steps", "0")
-    assert stopped.value.code == 1
+    assert stopped.value.code == 75  # as of a program that does not catch it
     assert "NonFinite: " in caplog.text
 
 
