@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxft
 from examples.llama3._flags import Flags
+from examples.llama3._optimizer import clip_by_global_norm
 from examples.llama3._runtime import start_jax
 from examples.llama3._settings import check_settings
 from examples.llama3._sharding import batch_sharding, make_mesh
@@ -140,16 +141,6 @@ def run(case: Case, reference: Made | None) -> Made:
 
 def to_numpy(leaves: Sequence[jax.Array]) -> Leaves:
     return [np.array(leaf) for leaf in leaves]
-
-
-def clip_by_global_norm(most: float) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm` with the norm that is the same on every mesh."""
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        scale = jnp.minimum(1.0, most / jaxft.global_norm(updates))
-        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 CLIPS: dict[str, Callable[[float], optax.GradientTransformation]] = {

@@ -56,7 +56,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     def decays(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: _decays(config.decayed, path), params)
 
-    clip = _clip_on_any_mesh if config.any_mesh else optax.clip_by_global_norm
+    clip = clip_by_global_norm if config.any_mesh else optax.clip_by_global_norm
     return optax.chain(
         clip(config.clip_norm),
         optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon),
@@ -88,8 +88,8 @@ def learning_rate(config: OptimizerConfig, step: jax.typing.ArrayLike) -> jax.Ar
     return jax.numpy.asarray(schedule(step + 1))
 
 
-def _clip_on_any_mesh(most: float) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm`, which sums in another order on each mesh, with `jaxft.global_norm`."""
+def clip_by_global_norm(most: float) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm` with the norm that is the same on every mesh."""
 
     def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
         scale = jnp.minimum(1.0, most / jaxft.global_norm(updates))

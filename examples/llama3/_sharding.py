@@ -90,7 +90,7 @@ def state_shardings(abstract_state: Any, mesh: Mesh) -> Any:
     """
 
     # jaxft divides a scan over layers (`--overlap`) unless these are sharded, be it over a single stage.
-    without = [axis for axis in ("pipeline",) if mesh.shape[axis] == 1]
+    without = ("pipeline",) if mesh.shape["pipeline"] == 1 else ()
 
     def sharding_of(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         if not leaf.shape:

@@ -195,12 +195,9 @@ def main() -> None:
         train(parse_flags(description=__doc__))
     except jaxft.JobFinished as over:
         logger.info("%s", over)
-    except SettingsError as error:
+    except (SettingsError, jaxft.JaxftError) as error:
         logger.error("%s: %s", type(error).__name__, error)
-        sys.exit(2)
-    except jaxft.JaxftError as error:
-        logger.error("%s: %s", type(error).__name__, error)
-        sys.exit(error.exit_status)
+        sys.exit(error.exit_status if isinstance(error, jaxft.JaxftError) else 2)
 
 
 if __name__ == "__main__":

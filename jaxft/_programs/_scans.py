@@ -24,12 +24,8 @@ from jaxft._programs._inline import Flat
 from jaxft._programs._primitive import Path, pmean_p
 
 # They change each element by itself, and say nothing of the shape.
-_BY_ELEMENT = frozenset(
-    {
-        *("convert_element_type", "copy", "copy_p", "neg", "reduce_precision", "mul", "div", "max", "min"),
-        "sharding_constraint",
-    }
-)
+_BY_ELEMENT = frozenset({"convert_element_type", "copy", "copy_p", "neg", "reduce_precision", "mul", "div"})
+_BY_ELEMENT |= {"max", "min", "sharding_constraint"}
 
 
 @dataclass(frozen=True)
@@ -123,9 +119,9 @@ def _source(eqn: Eqn) -> Var | None:
     """The operand of an equation that changes each element of it by itself."""
     variables = [atom for atom in eqn.invars if _compat.is_var(atom)]
     numbers = [atom for atom in eqn.invars if not _compat.is_var(atom)]
-    shape = _compat.shape(eqn.outvars[0]) if eqn.outvars else ()
     if eqn.primitive.name not in _BY_ELEMENT or len(variables) != 1 or any(map(_compat.shape, numbers)):
         return None
+    shape = _compat.shape(eqn.outvars[0])
     if eqn.primitive.name == "sharding_constraint" and divides_rows(eqn.params["sharding"], shape):
         return None
     return variables[0] if _compat.shape(variables[0]) == shape else None
