@@ -12,7 +12,7 @@ from jaxft._launch._processes import Processes
 # How long the first quorum waits for groups that have joined but still compile, so that all start in one quorum.
 JOIN_TIMEOUT_MS = 120_000
 COORDINATOR = (
-    *(sys.executable, "-m", "jaxft_coordinator"),
+    *(sys.executable, "-P", "-m", "jaxft_coordinator"),  # nothing from the working folder
     *("--min-replicas", "1", "--join-timeout-ms", str(JOIN_TIMEOUT_MS)),
 )
 # Names the file that a coordinator touches every second, as long as its event loop runs.

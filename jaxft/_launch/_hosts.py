@@ -215,7 +215,7 @@ def remote_member(
             is one, for a coordinator elsewhere.
     """
     whole = passed_on(os.environ) | dict(environment) | dict.fromkeys(TLS_VARIABLES if token else (), "")
-    launch = [sys.executable, "-m", "jaxft._cli", "launch", "--attached", *options, "--", *program]
+    launch = [sys.executable, "-P", "-m", "jaxft._cli", "launch", "--attached", *options, "--", *program]
     assignments = [f"{name}={value}" for name, value in sorted(whole.items())]
     # Each word is quoted, for this one text is read by a shell there.
     texts = (shlex.join(words) for words in (["cd", os.getcwd()], ["exec", "env", *assignments, *launch]))

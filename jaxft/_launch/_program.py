@@ -1,7 +1,7 @@
 """Runs a Python program, and gives an error of the library the exit status that tells its supervisor what to do.
 
-python -m jaxft._launch._program SCRIPT ARGUMENTS...
-python -m jaxft._launch._program -m MODULE ARGUMENTS...
+python _program.py SCRIPT ARGUMENTS...
+python _program.py -m MODULE ARGUMENTS...
 """
 
 import contextlib
@@ -41,11 +41,11 @@ def _run(words: Sequence[str]) -> None:
     try:
         if words[0] == "-m":
             sys.argv = list(words[1:])
-            _lead_path(os.getcwd())
+            lead_path(os.getcwd())
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = list(words)
-            _lead_path(str(Path(words[0]).resolve().parent))
+            lead_path(str(Path(words[0]).resolve().parent))
             runpy.run_path(words[0], run_name="__main__")
     except JobFinished as error:
         _write(f"jaxft: {error}\n")  # it is no failure: no traceback, as in a program without a launcher
@@ -55,8 +55,8 @@ def _run(words: Sequence[str]) -> None:
         raise SystemExit(error.exit_status) from error
 
 
-def _lead_path(folder: str) -> None:
-    """Have the folder of the program in the place of this module's, unless `-P` says that there is none."""
+def lead_path(folder: str) -> None:
+    """Have a folder of the program in the place of the launcher's own, unless `-P` says that there is none."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 

@@ -24,9 +24,9 @@ class PythonCommand(NamedTuple):
     options: tuple[str, ...]
     words: tuple[str, ...]
 
-    def through(self, module: str) -> list[str]:
-        """The command that gives these words to a module, with the same options."""
-        return [sys.executable, *self.options, "-m", module, *self.words]
+    def through(self, script: Path) -> list[str]:
+        """The command that gives these words to a script, with the same options."""
+        return [sys.executable, *self.options, str(script), *self.words]
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | None:

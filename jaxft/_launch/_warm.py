@@ -18,6 +18,9 @@ from typing import Any
 
 from jaxft._launch._python_command import python_command
 
+# Run as files, not as modules: those would import what lies in the working folder, such as a `random.py`.
+PROGRAM = Path(__file__).with_name("_program.py")
+WARM_PROCESS = Path(__file__).with_name("_warm_process.py")
 # A fork takes milliseconds; the machine may be busy.
 FORK_TIMEOUT_S = 20.0
 IMPORT_TIMEOUT_S = 300.0
@@ -26,12 +29,12 @@ IMPORT_TIMEOUT_S = 300.0
 def with_statuses(command: Sequence[str]) -> list[str]:
     """Return the command so that errors of the library get their own exit statuses, if it is a Python program."""
     python = python_command(command)
-    return list(command) if python is None else python.through("jaxft._launch._program")
+    return list(command) if python is None else python.through(PROGRAM)
 
 
 def warm_command(descriptor: int, preload: Sequence[str], options: Sequence[str] = ()) -> list[str]:
     """Return the command of a warm process that is asked through a socket."""
-    return [sys.executable, *options, "-m", "jaxft._launch._warm_process", str(descriptor), *preload]
+    return [sys.executable, *options, str(WARM_PROCESS), str(descriptor), *preload]
 
 
 class Fork:

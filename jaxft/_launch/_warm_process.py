@@ -1,6 +1,6 @@
 """A process that has imported JAX and jaxft, and forks a program whenever it is asked to: `jaxft._launch._warm`.
 
-    python -m jaxft._launch._warm_process DESCRIPTOR MODULE...
+    python _warm_process.py DESCRIPTOR MODULE...
 
 It starts no thread and no backend, so a fork of it is like a fresh process that has imported these modules. Requests
 and answers are JSON lines on the socket DESCRIPTOR. It ends when the socket closes. A forked program ends with it.
@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxft._launch._die_with_parent import bind_to
 from jaxft._launch._jax_again import JaxAgain, follow
-from jaxft._launch._program import run
+from jaxft._launch._program import lead_path, run
 
 # All that a group may need until its first contribution: `import jaxft` alone imports nothing.
 ALWAYS = (
@@ -69,6 +69,7 @@ def imported(modules: list[str]) -> str:
     for name in WHERE_FOUND:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    lead_path(os.getcwd())
     before = _threads()
     for name in modules:
         try:

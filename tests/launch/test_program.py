@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxft._launch._warm import PROGRAM
 from tests import patience
 
-RUN = (sys.executable, "-m", "jaxft._launch._program")
+RUN = (sys.executable, str(PROGRAM))
 AGAIN = "from jaxft._errors import CoordinatorUnreachable; raise CoordinatorUnreachable('it is gone')"
 
 

@@ -1,0 +1,69 @@
+"""A working folder whose modules have the names of others: only a program that imports them meets them."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxft._launch._coordinator import Coordinator
+from jaxft._launch._processes import Processes
+from jaxft._launch._warm import with_statuses
+from tests import patience
+
+pytestmark = pytest.mark.processes
+CPU = {"JAX_PLATFORMS": "cpu"}
+# Of the standard library, and of what jaxft needs.
+NAMES = ("ast", "copy", "grpc", "jax", "json", "numpy", "queue", "random", "token", "types")
+# One of a user's two folders has the program, and the other is where he starts it.
+PROGRAM = """
+import sys
+import random, jax, jaxft
+print(sys.path[0], random.random() < 1, jax.__version__ == sys.argv[1], jaxft.JaxftError.__name__)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shadows = tmp_path / "shadows"
+    shadows.mkdir()
+    for name in NAMES:
+        (shadows / f"{name}.py").write_text(f"raise ImportError('{name} of the working folder')")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text(PROGRAM)
+    return shadows
+
+
+@pytest.fixture
+def processes(tmp_path: Path, folder: Path) -> Iterator[Processes]:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with Processes(logs, cwd=folder) as made:
+        yield made
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_program_elsewhere_does_not_meet_them(processes: Processes, folder: Path, warm: bool) -> None:
+    import jax
+
+    script = folder.parent / "source" / "train.py"
+    command = [sys.executable, str(script), jax.__version__]
+    forked_from = processes.start_warm("warm", environment=CPU) if warm else None
+    assert forked_from is None or forked_from.until_ready(), (processes.folder / "warm.log").read_text()
+    child = processes.start(
+        "child", command if warm else with_statuses(command), environment=CPU, warm=forked_from
+    )
+    assert child.wait(patience.FAR_S)
+    assert child.warm == warm
+    assert child.log.read_text() == f"{script.parent} True True JaxftError\n"
+
+
+def test_a_coordinator_does_not_meet_them(processes: Processes) -> None:
+    assert Coordinator(processes).port
+
+
+def test_a_program_beside_them_meets_them_as_in_python(processes: Processes, folder: Path) -> None:
+    (folder / "train.py").write_text("import random")
+    child = processes.start("child", with_statuses([sys.executable, "train.py"]), environment=CPU)
+    assert child.wait(patience.FAR_S)
+    assert "ImportError: random of the working folder" in child.log.read_text()
