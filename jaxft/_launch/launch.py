@@ -45,6 +45,7 @@ from jaxft._launch._options import (
 from jaxft._launch._output import make_output
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
+from jaxft._launch._python_command import other_python
 from jaxft._launch._ranks import Member, cache_in, dealt
 from jaxft._launch._remote_shell import ALL_DRAINED
 from jaxft._launch._statuses import AGAIN, ERROR
@@ -122,6 +123,11 @@ def run_launch(
                 output.say(f"the page is at http://{options.http}/")
         hosts = f" on {options.hosts}" if options.hosts else ""
         output.say(f"{len(options.names)} groups x {options.nproc}{hosts}; logs and {EVENTS} in {folder}")
+        if not options.hosts and (other := other_python(words)):
+            output.say(
+                f"the groups run {other}, another Python than {sys.executable}, which runs jaxft launch. To use the "
+                "packages of the latter, activate its environment"
+            )
         journal.write(
             LaunchBegan(
                 groups=options.names,

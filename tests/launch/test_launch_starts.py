@@ -166,6 +166,15 @@ def test_a_current_folder_that_was_removed_is_said(tmp_path: Path, command: str)
     )
 
 
+def test_another_python_than_that_of_the_launcher_is_named(folder: Path, tmp_path: Path) -> None:
+    """It has other packages: `jaxft launch` was found, and the environment of the program is not active."""
+    other = tmp_path / "python"
+    other.symlink_to(Path(sys.executable).resolve())
+    with launch(folder, *NOWHERE, program=(str(other), "-c", "")) as running:
+        assert running.status() == 0
+    assert f"the groups run {other}, another Python than {sys.executable}" in running.text()
+
+
 @pytest.mark.parametrize(
     ("first", "why"),
     [("#!/bin/sh\r\n", "No such file or directory"), ("true\n", "Exec format error")],
