@@ -200,8 +200,8 @@ class Server(pb_grpc.CoordinatorServicer):
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         _services.add_reflection(SERVICE, server)
         try:
-            ports.check(self._bind)
-            self.port = self._add_port(server)
+            with ports.held(self._bind) as address:
+                self.port = self._add_port(server, address)
         except (OSError, ValueError) as error:
             raise OSError(f"cannot listen on {self._bind!r}: {ports.problem(error, '--bind')}") from error
         except RuntimeError as error:
@@ -268,15 +268,15 @@ class Server(pb_grpc.CoordinatorServicer):
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the coordinator could not update its health status", exc_info=error)
 
-    def _add_port(self, server: grpc.aio.Server) -> int:
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
         if self._tls is None:
-            return server.add_insecure_port(self._bind)
+            return server.add_insecure_port(address)
         assert self._tls.key is not None
         assert self._tls.cert is not None
         pair = (self._tls.key, self._tls.cert)
         ca = self._tls.ca
         proven = grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
-        return server.add_secure_port(self._bind, proven)
+        return server.add_secure_port(address, proven)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, end the streams, and return. Groups then wait for a coordinator to come back."""

@@ -7,7 +7,7 @@ other one, which would then get a part of the connections.
 import contextlib
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 # The address of a socket: host and port; for IPv6 flow and scope, too.
@@ -25,14 +25,25 @@ _ADVICE = {
 
 
 def check(address: str) -> None:
-    """Take all addresses of host:port for a moment, without listening, so that no connection arrives meanwhile.
+    """Take all addresses of host:port for a moment, without listening. Raises as `held` does."""
+    with held(address):
+        pass
+
+
+@contextlib.contextmanager
+def held(address: str) -> Iterator[str]:
+    """Hold all addresses of host:port without listening; give host:port, where port 0 has become one of the free.
+
+    A server that sets SO_REUSEADDR can bind and listen there meanwhile, and no other program can (socket(7)).
 
     Raises:
         OSError: one of them is taken or forbidden, none is this machine's, or the name is unknown.
         ValueError: it is not host:port.
     """
-    for each in bound(address):
-        each.close()
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(each) for each in bound(address)]
+        host, _, _ = address.rpartition(":")
+        yield f"{host}:{sockets[0].getsockname()[1]}"
 
 
 def bound(address: str) -> list[socket.socket]:
@@ -102,7 +113,7 @@ def _bound(where: _Where) -> socket.socket:
 
 
 def advice(error: OSError | ValueError) -> str:
-    """What to do about an error of `check`."""
+    """What to do about an error of `bound`."""
     if isinstance(error, socket.gaierror):
         return _ADVICE[errno.EADDRNOTAVAIL]
     number = error.errno if isinstance(error, OSError) else None
@@ -110,7 +121,7 @@ def advice(error: OSError | ValueError) -> str:
 
 
 def problem(error: OSError | ValueError, flag: str) -> str:
-    """Say what an error of `check` or `bound` means for the address of a flag, and what to do."""
+    """Say what an error of `bound` means for the address of a flag, and what to do."""
     said = getattr(error, "strerror", None) or error
     return f"{said}. For {flag}, {advice(error)}."
 

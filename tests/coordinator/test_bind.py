@@ -1,13 +1,47 @@
 """The address that the coordinator listens on for groups: it has all of it, or says why not."""
 
+import os
 import re
+import shutil
 import socket
+import subprocess
+import sys
 
 import pytest
 from jaxft_coordinator._server import Server
 from jaxft_protocol.coordinator.job import Options
 
+from tests import patience
 from tests.coordinator.test_server import run, serving
+
+# A network without others, in which a program gets one of these ports where it asks for any.
+NETWORK = ("unshare", "--user", "--map-root-user", "--net")
+FEW_PORTS = "ip link set lo up; echo 40000 40063 > /proc/sys/net/ipv4/ip_local_port_range"
+# All but one of them are taken in IPv4. To dial it, there are others.
+CROWDED = """
+import asyncio, socket
+from pathlib import Path
+from jaxft_coordinator._server import Server
+from jaxft_protocol.coordinator.job import Options
+
+async def main():
+    server = Server("localhost:0", Options())
+    await server.start()
+    assert server.port == 40063
+    Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("32768 60999")
+    for host in ("127.0.0.1", "::1"):
+        socket.create_connection((host, server.port)).close()
+    await server.stop()
+
+taken = [socket.create_server(("127.0.0.1", port)) for port in range(40000, 40063)]
+asyncio.run(main())
+"""
+
+
+def _can_have_a_network() -> bool:
+    if shutil.which("unshare") is None or not socket.has_dualstack_ipv6():
+        return False
+    return subprocess.run([*NETWORK, "sh", "-ec", FEW_PORTS], capture_output=True).returncode == 0
 
 
 def test_a_port_in_use_is_an_error_that_says_so():
@@ -37,6 +71,14 @@ def test_a_port_that_another_program_holds_in_ipv6_is_in_use_too(bind: str):
 def test_of_a_name_every_address_is_taken_or_none():
     """gRPC is content with one: groups would find the other program at the other one."""
     refuses_a_port_held_at("::1", "localhost")
+
+
+@pytest.mark.skipif(not _can_have_a_network(), reason="needs unshare, ip, and user namespaces")
+def test_any_port_is_one_that_is_free_at_every_address():
+    words = [*NETWORK, "sh", "-ec", f'{FEW_PORTS}; exec "$@"', "sh", sys.executable, "-c", CROWDED]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = patience.run(words, capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
 
 
 def refuses_a_port_held_at(host: str, bind: str) -> None:

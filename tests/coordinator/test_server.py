@@ -80,6 +80,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._call.cancel()  # as a session does; gRPC before 1.83 leaves that to the garbage collector
         await self._channel.close()
 
     async def send(self, data: bytes) -> None:

@@ -47,7 +47,7 @@ class Coordinator:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
         )
-        self.port = self._server.add_insecure_port("localhost:0")
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
 
     async def stop(self) -> None:

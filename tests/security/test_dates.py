@@ -96,7 +96,7 @@ def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
     (authority if trusted else trustme.CA()).cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     pair = (made.private_key_pem.bytes(), made.cert_chain_pems[0].bytes())
     server = grpc.server(ThreadPoolExecutor(1))
-    port = server.add_secure_port("localhost:0", grpc.ssl_server_credentials([pair]))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()
     tls_files = jaxft.TLS(ca=tmp_path / "ca.pem")
     manager = jaxft.Manager(f"localhost:{port}", group="a", tls=tls_files, failure_timeout_s=1)
