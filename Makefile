@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo chaos adversary test test-long test-newest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary test test-long test-newest test-oldest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,12 @@ test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, 9 to
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest
+
+test-oldest:  ## the same with the oldest versions that jaxft takes of what it needs, in .venv-oldest
+	$(MAKE) setup VENV=.venv-oldest
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --upgrade --resolution lowest-direct \
+		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,launch,otlp]'
+	$(MAKE) test VENV=.venv-oldest
 
 accelerator: $(STAMP)  ## the suite for any backend, on the device that JAX finds: make accelerator ARGS="-k cut"
 	$(BIN)/pytest -m accelerator tests/accelerator $(ARGS)
@@ -107,4 +113,4 @@ stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-parity .venv-ray docs/_build jaxft/_exchange/liblane.so
+	rm -rf $(VENV) .venv-newest .venv-oldest .venv-parity .venv-ray docs/_build jaxft/_exchange/liblane.so
