@@ -7,7 +7,7 @@ other one, which would then get a part of the connections.
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, TypeAlias
 
 # The address of a socket: host and port; for IPv6 flow and scope, too.
@@ -31,7 +31,7 @@ def check(address: str) -> None:
 
 
 @contextlib.contextmanager
-def held(address: str) -> Iterator[str]:
+def held(address: str) -> Generator[str]:
     """Hold all addresses of host:port without listening; give host:port, where port 0 has become one of the free.
 
     A server that sets SO_REUSEADDR can bind and listen there meanwhile, and no other program can (socket(7)).
