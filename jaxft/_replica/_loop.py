@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+from jaxft._transport._room import once_there_is_room
+
 CLOSE_TIMEOUT_S = 5.0
 TURN_S = 0.05
 
@@ -37,7 +39,7 @@ class LoopThread:
     def start(self, **tasks: Coroutine[Any, Any, None]) -> None:
         """Start the thread with its first tasks, by name."""
         self._first = (("clock", self._count_turns()), *tasks.items())
-        self._thread.start()
+        once_there_is_room(self._thread.start)
 
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a task. Call it from the loop's thread."""

@@ -7,6 +7,7 @@ from a nonce of each side (`jaxft_protocol.credentials`). So a proof is useless 
 attacker who relays the handshake does not get the keys for the frames that follow.
 """
 
+import functools
 import math
 import os
 import select
@@ -20,6 +21,7 @@ from jaxft_protocol.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
 
 from jaxft._errors import ConfigurationError
 from jaxft._transport._names import Target, targets_of
+from jaxft._transport._room import once_there_is_room
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import (
     SEND_FLAGS,
@@ -96,7 +98,9 @@ class ConnectionRequest:
 
 
 class Dialling:
-    """A connection during the handshake: connect, send the request, be accepted. Never blocks; for one thread.
+    """A connection during the handshake: connect, send the request, be accepted. For one thread.
+
+    Blocks only for a moment, if there is no descriptor.
 
     Poll `sock` for `events`, then call `advance`, until it returns a connection. Each call may change both.
     """
@@ -109,13 +113,17 @@ class Dialling:
         *,
         limit_s: float = math.inf,
     ) -> None:
-        """Start to connect. Raises ConnectionError. Only resolving a host name blocks.
+        """Start to connect. Resolving a host name blocks.
 
         Args:
             address: "host:port" or "[v6 address]:port".
             request: who we are, whom we dial, and for what.
             key: with a key, the listener must prove that it knows the key too.
             limit_s: how long a name server may take; not more than 10 s in any case.
+
+        Raises:
+            ConnectionError: nothing can be reached there.
+            OSError: this process has no descriptor, or no memory, for a connection.
         """
         self._address = address
         self._request = request
@@ -166,7 +174,7 @@ class Dialling:
     def _connect(self, last: OSError | None) -> socket.socket:
         while self._targets:
             family, target = self._targets.pop(0)
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = once_there_is_room(functools.partial(socket.socket, family, socket.SOCK_STREAM))
             close_in_children(sock)
             sock.setblocking(False)
             try:

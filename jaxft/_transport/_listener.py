@@ -60,6 +60,7 @@ from jaxft._transport._handshake import (
     refused,
 )
 from jaxft._transport._pending import PendingConnections
+from jaxft._transport._room import once_there_is_room
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import SEND_FLAGS, Abort, close_in_children, recv_exactly, send_all, tune
 
@@ -141,7 +142,7 @@ class Listener:
         self._healing_lock = threading.Lock()
         self._closed = Abort()
         self._thread = threading.Thread(target=self._run, name="jaxft-listener", daemon=True)
-        self._thread.start()
+        once_there_is_room(self._thread.start)
 
     def take(
         self,

@@ -2,7 +2,7 @@
 
 Deadlines are absolute, on the clock of `time.monotonic()`. Sockets stay in blocking mode and are read and
 written with MSG_DONTWAIT between polls, so one deadline covers a whole transfer and a wait can watch a second
-descriptor. Nothing here retries: the caller knows better whether a retry makes sense.
+descriptor. Nothing here retries a transfer: the caller knows better whether a retry makes sense.
 """
 
 import logging
@@ -17,6 +17,8 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+
+from jaxft._transport._room import once_there_is_room
 
 _log = logging.getLogger("jaxft")
 
@@ -58,7 +60,7 @@ class Abort:
     def __init__(self) -> None:
         self._reason: str | None = None
         self._lock = threading.Lock()
-        self._read_fd, self._write_fd = os.pipe()
+        self._read_fd, self._write_fd = once_there_is_room(os.pipe)
         weakref.finalize(self, _close_fds, self._read_fd, self._write_fd).atexit = False
 
     def set(self, reason: str) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from jaxft._transport._ctrl_c import ctrl_c_later
+from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import Abort
 
 
@@ -21,7 +22,7 @@ class Team:
         self._closed = False
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Start a thread. Raises RuntimeError if the system has no room for it.
+        """Start a thread. Raises RuntimeError if the system has no room for it for some seconds.
 
         Args:
             name: of the thread.
@@ -29,7 +30,7 @@ class Team:
         """
         thread = threading.Thread(target=self._run, args=(work, Abort()), name=name, daemon=True)
         self._threads.append(thread)
-        thread.start()
+        once_there_is_room(thread.start)
 
     def wait(self) -> None:
         """Wait until all have ended. Ctrl-C is raised; call `end` then."""

@@ -23,7 +23,7 @@ from jaxft._exchange._mesh import Peer
 from jaxft._exchange._patience import LongWaits, Patience, Wait
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way
-from jaxft._transport import _cores
+from jaxft._transport import _cores, _room
 from jaxft._transport._listener import Listener
 from jaxft._transport._sockets import Abort
 from tests import patience
@@ -360,6 +360,7 @@ def _working(monkeypatch: pytest.MonkeyPatch) -> list[Way]:
 
 
 def test_no_strand_runs_on_if_there_is_no_room_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_room, "TIMEOUT_S", 0.0)
     monkeypatch.setattr(threading, "Thread", _CannotStart)
     working = _working(monkeypatch)
     with quorum(2) as members:

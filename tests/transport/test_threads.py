@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxft._transport import _room
 from jaxft._transport._threads import Team
 from tests import patience
 from tests.interrupts import interrupt, interrupted
@@ -75,6 +76,7 @@ def cannot_start(_: threading.Thread) -> None:
 def test_a_thread_that_cannot_start_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     team = Team()
     with monkeypatch.context() as patch:
+        patch.setattr(_room, "TIMEOUT_S", 0.0)
         patch.setattr(threading.Thread, "start", cannot_start)
         with pytest.raises(RuntimeError):
             team.start("jaxft-work", lambda: None)

@@ -1,0 +1,56 @@
+"""Waits out a moment in which the system has no descriptor, thread or memory to give.
+
+Other parts of the program, or other programs, may give some back soon: a checkpoint that is written, files of data,
+another connection. Without, the training thread would raise, and end the group.
+"""
+
+import errno
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TIMEOUT_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_THREAD = "can't start new thread"
+
+
+def once_there_is_room(make: Callable[[], T]) -> T:
+    """Return what `make` opens or starts. If there is no room for it, try again for a while.
+
+    Raises:
+        OSError: there was no descriptor, or no memory, for so long; it says what to do.
+        RuntimeError: the same for a thread.
+    """
+    begun_s = time.monotonic()
+    for attempt in count():
+        try:
+            return make()
+        except (OSError, RuntimeError) as error:
+            if not _is_shortage(error):
+                raise
+            waited_s = time.monotonic() - begun_s
+            if waited_s >= TIMEOUT_S:
+                raise _explained(error, waited_s) from error
+        time.sleep(min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S))
+    raise AssertionError("an endless iterator has ended")
+
+
+def _is_shortage(error: OSError | RuntimeError) -> bool:
+    return error.errno in _NO_ROOM if isinstance(error, OSError) else str(error) == _NO_THREAD
+
+
+def _explained(error: OSError | RuntimeError, waited_s: float) -> OSError | RuntimeError:
+    if isinstance(error, OSError):
+        return OSError(
+            error.errno,
+            f"{error.strerror}, for {waited_s:.1f} s. If that is a limit of this process (`ulimit -n`, LimitNOFILE= "
+            "of systemd), raise it; `ls -l /proc/PID/fd` shows what is open",
+        )
+    return RuntimeError(
+        f"{error}, for {waited_s:.1f} s. If that is a limit on processes (`ulimit -u`, TasksMax= of systemd, "
+        "pids.max of the container), raise it; `ps -eLf` shows all threads."
+    )

@@ -1,0 +1,128 @@
+"""A moment without a descriptor or a thread is waited out; a longer one is said, with what to do."""
+
+import errno
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jaxft._transport import _room
+from jaxft._transport._handshake import ConnectionRequest, Dialling
+from jaxft._transport._room import once_there_is_room
+from jaxft._transport._sockets import Abort
+from jaxft._transport._threads import Team
+
+Allow = Callable[[], object]
+
+
+@contextmanager
+def no_descriptors() -> Iterator[Allow]:
+    """Within the context, this process can open no descriptor, until what it yields is called."""
+    socket.getaddrinfo("127.0.0.1", 1)  # Python imports a module for the first one
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def allow() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    with Path(os.devnull).open() as last:  # all below it are in use
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
+        try:
+            yield allow
+        finally:
+            allow()
+
+
+@contextmanager
+def no_threads() -> Iterator[Allow]:
+    """Within the context, this process can start no thread, until what it yields is called."""
+    before = threading.stack_size(1 << 46)  # there is no address space for it
+    try:
+        yield lambda: threading.stack_size(before)
+    finally:
+        threading.stack_size(before)
+
+
+def make_flag() -> None:
+    Abort()
+
+
+def dial_closed_port() -> None:
+    with pytest.raises(ConnectionError, match="refused"):
+        Dialling("127.0.0.1:1", ConnectionRequest("exchange", "job", "a", 1, "b", 2, 3)).advance()
+
+
+def start_thread() -> None:
+    done: list[int] = []
+    team = Team()
+    team.start("jaxft-work", lambda: done.append(1))
+    team.wait()
+    assert done == [1]
+
+
+CASES = pytest.mark.parametrize(
+    ("shortage", "makes", "error", "says"),
+    [
+        (no_descriptors, make_flag, OSError, r"Too many open files, for 0\.\d s\. .*ulimit -n"),
+        (no_descriptors, dial_closed_port, OSError, r"Too many open files, for 0\.\d s\. .*ulimit -n"),
+        (no_threads, start_thread, RuntimeError, r"can't start new thread, for 0\.\d s\. .*pids\.max"),
+    ],
+    ids=["a flag", "a connection", "a thread"],
+)
+
+
+@CASES
+def test_a_moment_without_room_is_waited_out(
+    monkeypatch: pytest.MonkeyPatch,
+    shortage: Callable[[], AbstractContextManager[Allow]],
+    makes: Callable[[], None],
+    error: type[Exception],
+    says: str,
+) -> None:
+    pauses: list[float] = []
+    with shortage() as allow:
+
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                allow()
+
+        monkeypatch.setattr(_room, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+        makes()
+    assert len(pauses) == 3
+
+
+@CASES
+def test_without_room_for_long_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    shortage: Callable[[], AbstractContextManager[Allow]],
+    makes: Callable[[], None],
+    error: type[Exception],
+    says: str,
+) -> None:
+    monkeypatch.setattr(_room, "TIMEOUT_S", 0.1)
+    with shortage(), pytest.raises(error, match=says) as raised:
+        makes()
+    assert not isinstance(raised.value, OSError) or raised.value.errno == errno.EMFILE
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError("no"), RuntimeError("threads can only be started once")], ids=repr
+)
+def test_another_error_is_raised_at_once(error: Exception) -> None:
+    tries: list[int] = []
+
+    def fails() -> None:
+        tries.append(1)
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        once_there_is_room(fails)
+    assert raised.value is error
+    assert tries == [1]
