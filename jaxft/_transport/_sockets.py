@@ -174,7 +174,7 @@ def recv_exactly(
     """Fill a buffer from a socket.
 
     Raises:
-        ConnectionError: the peer closed or reset the connection first.
+        ConnectionError: the peer closed or reset the connection first, or is not reached any more.
         TimeoutError: the deadline passed.
         Aborted: the flag was set (a ConnectionError too).
     """
@@ -194,6 +194,10 @@ def recv_exactly(
                     f"Timed out after {waited_s:.1f} s waiting for {what}, with {missing}."
                 ) from error
             continue
+        except ConnectionError:
+            raise
+        except OSError as error:  # such as "No route to host"
+            raise ConnectionError(f"The connection is lost: {error.strerror or error}.") from error
         if received == 0:
             missing = f"{rest.nbytes} of {view.nbytes} bytes missing"
             raise ConnectionError(f"The peer closed the connection with {missing}.")
@@ -211,7 +215,7 @@ def send_all(
     """Send several buffers, in order, without joining them in memory first.
 
     Raises:
-        ConnectionError: the peer closed or reset the connection.
+        ConnectionError: the peer closed or reset the connection, or is not reached any more.
         TimeoutError: the deadline passed.
         Aborted: the flag was set (a ConnectionError too).
     """
@@ -222,6 +226,10 @@ def send_all(
         except BlockingIOError:
             wait(sock, select.POLLOUT, deadline_s=deadline_s, what=what, abort=abort)
             continue
+        except ConnectionError:
+            raise
+        except OSError as error:  # such as "No route to host"
+            raise ConnectionError(f"The connection is lost: {error.strerror or error}.") from error
         drop_sent(pending, sent)
 
 

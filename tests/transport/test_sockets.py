@@ -195,3 +195,16 @@ def test_a_wait_for_flags_is_one_of_many_short_ones(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_sockets, "select", SimpleNamespace(poll=Noted, POLLIN=select.POLLIN))
     _sockets.wait_flags(first, second)
     assert looks == [1, 1, 1]
+
+
+def test_every_error_of_a_connection_is_a_connection_error() -> None:
+    """The kernel has many more than those for which Python has a class."""
+    with (
+        socket.socket() as sock,
+        pytest.raises(ConnectionError, match="is lost: Transport endpoint is not conn"),
+    ):
+        recv_exactly(sock, memoryview(bytearray(1)), deadline_s=patience.far())
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", 1))
+        with pytest.raises(ConnectionError, match="is lost: Message too long"):
+            send_all(sock, [bytes(1 << 20)], deadline_s=patience.far())
