@@ -3,13 +3,18 @@
 gRPC does not show which connections it holds, and offers no way to end one: a peer that opens a stream and reads
 nothing from it would keep the connection, and its memory, forever. So this looks at the process's own sockets. Every
 connection to the port that is not an admitted group's counts as unauthenticated.
+
+It also sees whether gRPC accepts connections. After some errors of accept(2), such as ENFILE or ENOBUFS, gRPC never
+accepts again, and says so only in its log. The kernel still completes TCP handshakes, so groups would wait for a
+coordinator that looks alive.
 """
 
 import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Set
+import struct
+from collections.abc import Iterator, Set
 from urllib.parse import unquote
 
 from jaxft_protocol.admission import crowded_out
@@ -19,7 +24,13 @@ from jaxft_coordinator.limits import MAX_UNAUTHENTICATED
 # Since a connection was first seen: a group is admitted within milliseconds, and a health check is answered by then.
 UNAUTHENTICATED_TIMEOUT_S = 15.0
 
+# Looks in a row that see connections wait, and none accepted. gRPC accepts within milliseconds.
+_MOST_IDLE_LOOKS = 10
+# In `struct tcp_info` of a listening socket: how many connections wait to be accepted.
+_WAITING = struct.Struct("=24xI")
+
 Peer = tuple[str, int]
+_Key = tuple[int, int, int]
 
 
 class Connections:
@@ -30,7 +41,16 @@ class Connections:
         self._unauthenticated: dict[Peer, float] = {}  # when each was first seen, oldest first
         self._ended: Set[Peer] = set()  # gRPC may not have noticed yet
         # The sockets of admitted groups at the last sweep, by descriptor and inode: a new socket has another inode.
-        self._groups: dict[tuple[int, int, int], Peer] = {}
+        self._groups: dict[_Key, Peer] = {}
+        # At the last sweep: the connections, and how many waited to be accepted.
+        self._seen: Set[Peer] = set()
+        self._waiting = 0
+        self._idle_looks = 0
+
+    @property
+    def accepts(self) -> bool:
+        """False once connections have waited for long, and none was accepted."""
+        return self._idle_looks < _MOST_IDLE_LOOKS
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
         """End unauthenticated connections that are too old or too many; return how many were ended.
@@ -53,7 +73,8 @@ class Connections:
     def _strangers(self, groups: Set[Peer]) -> dict[Peer, int]:
         """The descriptors of all connections to the port that are not an admitted group's."""
         found: dict[Peer, int] = {}
-        admitted: dict[tuple[int, int, int], Peer] = {}
+        admitted: dict[_Key, Peer] = {}
+        waiting = 0
         for fd in map(int, os.listdir("/proc/self/fd")):
             try:
                 status = os.fstat(fd)  # a tenth of the time of os.readlink
@@ -62,13 +83,20 @@ class Connections:
             key = (fd, status.st_dev, status.st_ino)
             peer = self._groups.get(key) or _peer(fd, self._port)
             if peer is None:
-                continue
-            if peer in groups:
+                waiting += _waiting_at(fd, self._port)
+            elif peer in groups:
                 admitted[key] = peer
             else:
                 found[peer] = fd
         self._groups = admitted
+        self._count_idle_looks(waiting, {*found, *admitted.values()})
         return found
+
+    def _count_idle_looks(self, waiting: int, here: Set[Peer]) -> None:
+        # What nothing accepts stays in the kernel's queue, also once its peer has closed it.
+        is_idle = waiting >= max(1, self._waiting) and here <= self._seen
+        self._idle_looks = self._idle_looks + 1 if is_idle else 0
+        self._seen, self._waiting = here, waiting
 
 
 def peer_of(name: str) -> Peer | None:
@@ -82,19 +110,33 @@ def peer_of(name: str) -> Peer | None:
 
 def _peer(fd: int, port: int) -> Peer | None:
     """The other end of a connection to a port; None if the descriptor is not, or no longer, that of such a one."""
+    with contextlib.suppress(OSError), _borrowed(fd) as sock:
+        if _is_at(sock, port):
+            host, peer_port = sock.getpeername()[:2]
+            return _plain(host), peer_port
+    return None
+
+
+def _waiting_at(fd: int, port: int) -> int:
+    """How many connections to a port wait to be accepted; 0 if the descriptor is not that of its listener."""
+    with contextlib.suppress(OSError), _borrowed(fd) as sock:
+        if _is_at(sock, port) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return _WAITING.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))[0]
+    return 0
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """A socket by its descriptor, which gRPC owns. Raises OSError for any other descriptor."""
+    sock = socket.socket(fileno=fd)
     try:
-        sock = socket.socket(fileno=fd)
-    except OSError:
-        return None
-    try:
-        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.getsockname()[1] != port:
-            return None
-        host, peer_port = sock.getpeername()[:2]
-        return _plain(host), peer_port
-    except OSError:  # not connected
-        return None
+        yield sock
     finally:
-        sock.detach()  # gRPC owns the descriptor
+        sock.detach()
+
+
+def _is_at(sock: socket.socket, port: int) -> bool:
+    return sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getsockname()[1] == port
 
 
 def _end(fd: int, peer: Peer) -> bool:

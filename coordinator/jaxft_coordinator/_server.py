@@ -332,6 +332,12 @@ class Server(pb_grpc.CoordinatorServicer):
                 continue
             if ended:
                 _log.info("ended %d unauthenticated connections", ended)
+            if not connections.accepts:
+                raise OSError(
+                    f"gRPC accepts no connections any more on port {self.port}, and some wait; its line in this log "
+                    "that has 'Failed accept' may say why. The coordinator ends, since only another process can "
+                    "accept them: have a supervisor start it again"
+                )
 
     async def _read(self, session: _Session, requests: AsyncIterator[bytes]) -> None:
         reason = "its connection closed"

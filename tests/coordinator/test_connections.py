@@ -1,0 +1,106 @@
+"""What the coordinator sees of the connections to its port."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jaxft_coordinator._connections import _MOST_IDLE_LOOKS, Connections
+
+from tests import injection, patience
+
+
+@contextlib.contextmanager
+def listener(address: str = "127.0.0.1") -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family) as made:
+        yield made
+
+
+def dial(to: socket.socket) -> socket.socket:
+    return socket.create_connection(to.getsockname()[:2], timeout=patience.FAR_S)
+
+
+def look(connections: Connections, times: int = 1) -> bool:
+    for _ in range(times):
+        connections.sweep(frozenset(), 0.0)
+    return connections.accepts
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_connections_that_nothing_accepts_are_noticed(address: str) -> None:
+    with listener(address) as server:
+        connections = Connections(server.getsockname()[1])
+        with dial(server):
+            assert look(connections, _MOST_IDLE_LOOKS - 1), "for a moment they may wait"
+            assert not look(connections)
+            with server.accept()[0]:
+                assert look(connections)
+
+
+def test_a_listener_that_accepts_others_meanwhile_is_busy() -> None:
+    with listener() as server, contextlib.ExitStack() as opened:
+        connections = Connections(server.getsockname()[1])
+        opened.enter_context(dial(server))
+        for _ in range(2 * _MOST_IDLE_LOOKS):
+            opened.enter_context(dial(server))
+            opened.enter_context(server.accept()[0])
+            assert look(connections)
+
+
+def test_a_listener_whose_connections_end_at_once_is_busy() -> None:
+    with listener() as server, contextlib.ExitStack() as opened:
+        connections = Connections(server.getsockname()[1])
+        for number in range(2 * _MOST_IDLE_LOOKS):
+            for _ in range(3):
+                opened.enter_context(dial(server))
+            for _ in range(2 if number % 5 else 5):
+                with contextlib.suppress(BlockingIOError):
+                    server.setblocking(False)
+                    server.accept()[0].close()
+            assert look(connections)
+
+
+def test_connections_that_their_peers_have_closed_still_wait() -> None:
+    with listener() as server:
+        connections = Connections(server.getsockname()[1])
+        dial(server).close()
+        assert not look(connections, _MOST_IDLE_LOOKS + 1)
+
+
+def test_connections_to_another_port_do_not_count() -> None:
+    with listener() as server, listener() as other, dial(other):
+        assert look(Connections(server.getsockname()[1]), 2 * _MOST_IDLE_LOOKS)
+
+
+@pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
+def test_a_coordinator_that_accepts_no_more_ends_and_says_so(tmp_path: Path) -> None:
+    """gRPC gives up its listener after such an error, and the kernel still completes the handshakes of TCP."""
+    program = "from jaxft_coordinator import _cli, _server\n_server._SWEEP_S = 0.02\n_cli.main()\n"
+    command = [sys.executable, "-c", program, "--bind", "localhost:0"]
+    log = tmp_path / "said"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*injection.failing("accept4:error=ENFILE:when=1"), *command], stderr=output, process_group=0
+        )
+    try:
+        listens = re.compile(r"\(port (\d+)\)")
+        patience.until(
+            lambda: listens.search(log.read_text()), "the coordinator to listen", context=log.read_text
+        )
+        found = listens.search(log.read_text())
+        assert found is not None
+        with socket.create_connection(("localhost", int(found[1])), timeout=patience.FAR_S):
+            assert patience.wait(process) == 1, log.read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert f"gRPC accepts no connections any more on port {found[1]}, and some wait" in log.read_text()
+    assert "Traceback" not in log.read_text()
