@@ -125,7 +125,8 @@ class FileStore:
             self._folder.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _teaching(f"cannot lock {self._lock_path}"):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._leader = _address_in(descriptor)
             os.close(descriptor)
@@ -266,6 +267,10 @@ def _teaching(what: str):
         raise  # it says what to do
     except OSError as error:
         own = "Give the folder and its files to the user that runs the coordinator, or name another folder"
+        unlocked = "Its file system has no locks: name a folder on a disk of this machine, or use --etcd"
+        crowded = (
+            "Raise the limit on open files (ulimit -n, LimitNOFILE= of systemd; fs.file-max of the machine)"
+        )
         advice = {
             errno.ENOSPC: "The disk is full: free some space. A running coordinator retries by itself",
             errno.EDQUOT: "The quota is used up: free some space. A running coordinator retries by itself",
@@ -279,6 +284,11 @@ def _teaching(what: str):
             errno.EISDIR: "Name a folder of the coordinator's own: in it, `log` and `lock` are files",
             errno.ENOENT: "Name a folder that can be made there",
             errno.ENAMETOOLONG: "Name a folder that can be made there",
+            errno.ENOLCK: unlocked,
+            errno.ENOSYS: unlocked,
+            errno.EOPNOTSUPP: unlocked,
+            errno.EMFILE: crowded,
+            errno.ENFILE: crowded,
         }.get(error.errno or 0, "Check the kernel log for errors of its disk")
         text = f"{what}: {error.strerror or error}. Nothing was written. {advice}"
         raise OSError(error.errno or errno.EIO, text) from error
