@@ -106,7 +106,7 @@ class Coordinator:
 
     def _until_it_listens(self, stopped: Callable[[], bool]) -> int:
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not self.listens():
+        while (port := self._port_now()) is None:
             if stopped():
                 self.child.kill()
                 raise StartStopped
@@ -114,6 +114,11 @@ class Coordinator:
                 text = f"The coordinator does not listen after {START_TIMEOUT_S:.0f} s."
                 raise LaunchError(f"{text}\n{self.child.log_tail()}")
             time.sleep(POLL_S)
-        found = LISTENS.search(self.child.output())
-        assert found is not None
-        return int(found.group(1))
+        return port
+
+    def _port_now(self) -> int | None:
+        try:
+            found = LISTENS.search(self.child.output()) if self.listens() else None
+        except OSError:  # its log cannot be read now, as without a free descriptor
+            return None
+        return None if found is None else int(found.group(1))

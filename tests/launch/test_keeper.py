@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from jaxft._launch._launcher import CoordinatorKeeper
 from jaxft._launch._processes import Processes
 from jaxft._launch._restarts import LONGEST_WAIT_S
 from tests import patience
+from tests.shortages import no_descriptors
 
 # Says that it listens, as a coordinator does, and stays.
 COMMAND = ("sh", "-c", "echo '(port 1)'; exec sleep 3600")
@@ -60,6 +62,24 @@ def test_the_log_of_an_earlier_coordinator_says_nothing_of_this_one(
     assert not coordinator.listens()
     gate.touch()
     patience.until(coordinator.listens, "it to listen")
+
+
+def test_a_log_that_cannot_be_read_for_a_moment_is_read_later(processes: Processes, tmp_path: Path) -> None:
+    gate, looks = tmp_path / "gate", list[int]()
+    command = ("sh", "-c", f"until test -e {gate}; do sleep 0.01; done; {COMMAND[-1]}")
+    with ExitStack() as stack:
+
+        def looked() -> bool:
+            looks.append(1)
+            if len(looks) == 1:
+                gate.touch()
+                stack.enter_context(no_descriptors())
+            if len(looks) == 3:
+                stack.close()
+            return False
+
+        assert Coordinator(processes, command, stopped=looked).port == 1
+    assert len(looks) >= 3
 
 
 @pytest.mark.parametrize(("steady_s", "waits_s"), [(3600.0, [0.01, 0.02, 0.04]), (0.0, [0.01, 0.01, 0.01])])

@@ -1,14 +1,10 @@
 """A moment without a descriptor or a thread is waited out; a longer one is said, with what to do."""
 
 import errno
-import os
-import resource
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,25 +14,7 @@ from jaxft._transport._handshake import ConnectionRequest, Dialling
 from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import Abort
 from jaxft._transport._threads import Team
-
-Allow = Callable[[], object]
-
-
-@contextmanager
-def no_descriptors() -> Iterator[Allow]:
-    """Within the context, this process can open no descriptor, until what it yields is called."""
-    socket.getaddrinfo("127.0.0.1", 1)  # Python imports a module for the first one
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    def allow() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-    with Path(os.devnull).open() as last:  # all below it are in use
-        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
-        try:
-            yield allow
-        finally:
-            allow()
+from tests.shortages import Allow, no_descriptors
 
 
 @contextmanager
