@@ -3,9 +3,12 @@
 import os
 import resource
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 Allow = Callable[[], object]
 
@@ -25,3 +28,30 @@ def no_descriptors() -> Iterator[Allow]:
             yield allow
         finally:
             allow()
+
+
+@contextmanager
+def no_threads() -> Iterator[Allow]:
+    """Within the context, this process can start no thread, until what it yields is called."""
+    before = threading.stack_size(1 << 46)  # there is no address space for it
+    try:
+        yield lambda: threading.stack_size(before)
+    finally:
+        threading.stack_size(before)
+
+
+def no_thread_at_first(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """From now on there is no room for a thread of jaxft when it is started, and soon after there is.
+
+    Returns the names of those threads.
+    """
+    start, refused = threading.Thread.start, set[str]()
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name.startswith("jaxft-") and thread.name not in refused:
+            refused.add(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    return refused

@@ -26,6 +26,7 @@ from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
 from jaxft._checkpoints._written import wait_while_written
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
+from jaxft._transport._room import once_there_is_room
 
 _log = logging.getLogger("jaxft")
 
@@ -334,7 +335,7 @@ class Checkpoints:
             name="jaxft-checkpoint",
             daemon=True,
         )
-        self._thread.start()
+        once_there_is_room(self._thread.start)
 
     def _writing(
         self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jaxft._checkpoints._readers import locked
 from jaxft._checkpoints._written import wait_while_written
+from jaxft._transport._room import once_there_is_room
 
 _log = logging.getLogger("jaxft")
 
@@ -48,7 +49,7 @@ class SaverLock:
 
     def begin(self) -> None:
         """Take the lock, as soon as no other process has it, and until it is closed."""
-        self._thread.start()
+        once_there_is_room(self._thread.start)
 
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait until this process has the lock or needs none; return False if the one that has it gets no further.

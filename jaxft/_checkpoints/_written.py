@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from jaxft._checkpoints import _folder
+from jaxft._transport._room import once_there_is_room
 
 LOOK_S = 1.0
 _JOIN_S = 0.5
@@ -25,7 +26,7 @@ class Written:
         self._thread = threading.Thread(target=self._look, name="jaxft-checkpoint-size", daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        once_there_is_room(self._thread.start)
         return self
 
     def __exit__(

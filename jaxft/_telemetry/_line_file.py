@@ -8,6 +8,8 @@ from pathlib import Path
 
 from jaxft_protocol.lines import append
 
+from jaxft._transport._room import once_there_is_room
+
 _log = logging.getLogger("jaxft")
 
 # Lines that wait for a slow disk. The oldest are dropped then, and counted.
@@ -39,7 +41,7 @@ class LineFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         append(path, "")
         self._thread = threading.Thread(target=self._write_until_closed, name="jaxft-events", daemon=True)
-        self._thread.start()
+        once_there_is_room(self._thread.start)
 
     def put(self, line: str) -> None:
         """Write a line soon."""

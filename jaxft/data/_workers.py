@@ -11,6 +11,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from jaxft._transport._room import once_there_is_room
+
 _log = logging.getLogger("jaxft")
 
 # So long a program that ends waits for what runs: a thread that is cut off in the code of another library may abort
@@ -48,8 +50,8 @@ class Workers:
         """Call a function in a thread, and return what will have its result."""
         if self._to_start:
             thread = threading.Thread(target=_work, args=(self._tasks,), name="jaxft-data", daemon=True)
+            once_there_is_room(thread.start)
             _threads[thread] = self._tasks
-            thread.start()
             self._to_start -= 1
         future: Future[Any] = Future()
         self._tasks.put(_Task(future, partial(function, *args)))

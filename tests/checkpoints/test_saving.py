@@ -16,6 +16,7 @@ from jaxft._checkpoints import Checkpoints, _checkpoints, _folder, _orbax
 from jaxft._checkpoints._writer import _superseded
 from jaxft._checkpoints._written import Written
 from tests import patience
+from tests.shortages import no_thread_at_first
 
 from .states import PATIENCE_S, of_optax, same, saved
 
@@ -57,6 +58,16 @@ def test_old_ones_are_deleted_only_once_the_new_one_is_complete(
     checkpoints.finish(PATIENCE_S)
     assert before == [[5, 10]]
     assert checkpoints.steps() == [10]
+
+
+def test_a_moment_without_a_thread_costs_no_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = no_thread_at_first(monkeypatch)
+    checkpoints = Checkpoints(tmp_path, every_steps=5)
+    checkpoints.save(5, of_optax(5), job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    with Written(tmp_path):
+        assert checkpoints.steps() == [5]
+    assert {"jaxft-checkpoint-saver", "jaxft-checkpoint", "jaxft-checkpoint-size"} <= refused
 
 
 def test_which_are_superseded() -> None:

@@ -10,8 +10,11 @@ import pytest
 
 from jaxft import _progress
 from jaxft._errors import ConfigurationError
-from jaxft.data import Batches, Prefetch, _prefetch
+from jaxft._transport import _room
+from jaxft.data import Batches, Prefetch, _prefetch, _workers
+from jaxft.data._workers import Workers
 from tests import patience
+from tests.shortages import no_thread_at_first, no_threads
 
 DATA = Batches(np.arange(64), shards=2, samples_per_shard=4, seed=1)
 
@@ -133,6 +136,20 @@ def test_an_exception_comes_where_its_batch_is_asked_for_and_nowhere_else() -> N
     recorded.fails.clear()
     assert batches(1, 0).index.tolist() == DATA(1, 0).index.tolist(), "the next call reads it again"
     assert batches(5, 1).index.tolist() == DATA(5, 1).index.tolist()
+
+
+def test_a_moment_without_a_thread_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = no_thread_at_first(monkeypatch)
+    assert Workers(1).submit(lambda: 5).result(patience.FAR_S) == 5
+    assert "jaxft-data" in refused
+
+
+def test_without_a_thread_for_long_a_program_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_room, "TIMEOUT_S", 0.0)
+    with no_threads(), pytest.raises(RuntimeError, match=r"can't start new thread, for .*pids\.max") as kept:
+        Workers(1).submit(lambda: 5)
+    assert kept.tb is not None, "it holds the thread that was not started"
+    assert all(thread.ident is not None for thread in _workers._threads)
 
 
 def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import pytest
 from jaxft._telemetry import _line_file
 from jaxft._telemetry._line_file import LineFile
 from tests import patience
+from tests.shortages import no_thread_at_first
 
 
 def test_lines_are_appended_in_order(tmp_path: Path) -> None:
@@ -18,6 +19,15 @@ def test_lines_are_appended_in_order(tmp_path: Path) -> None:
             file.put(str(number))
         file.close()
     assert path.read_text().split() == [str(number) for number in range(200)]
+
+
+def test_a_moment_without_a_thread_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = no_thread_at_first(monkeypatch)
+    file = LineFile(tmp_path / "events.jsonl")
+    file.put("a line")
+    file.close()
+    assert (tmp_path / "events.jsonl").read_text() == "a line\n"
+    assert "jaxft-events" in refused
 
 
 def test_a_file_that_is_moved_away_is_created_again(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """A moment without a descriptor or a thread is waited out; a longer one is said, with what to do."""
 
 import errno
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 
 import pytest
@@ -14,17 +13,7 @@ from jaxft._transport._handshake import ConnectionRequest, Dialling
 from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import Abort
 from jaxft._transport._threads import Team
-from tests.shortages import Allow, no_descriptors
-
-
-@contextmanager
-def no_threads() -> Iterator[Allow]:
-    """Within the context, this process can start no thread, until what it yields is called."""
-    before = threading.stack_size(1 << 46)  # there is no address space for it
-    try:
-        yield lambda: threading.stack_size(before)
-    finally:
-        threading.stack_size(before)
+from tests.shortages import Allow, no_descriptors, no_threads
 
 
 def make_flag() -> None:
