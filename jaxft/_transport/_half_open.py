@@ -1,10 +1,10 @@
 """A listening socket, and a connection that has not completed the handshake. See `_listener.py`."""
 
-import contextlib
 import socket
 from dataclasses import dataclass, field
 
 from jaxft._transport._handshake import RESPONSE_BYTES, ConnectionRequest, missing_bytes
+from jaxft._transport._room import is_shortage
 
 
 @dataclass(slots=True)
@@ -33,9 +33,26 @@ def bind(host: str, port: int) -> socket.socket:
     if host:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=backlog)
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # IPv6 is compiled in but switched off
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
-            )
+    try:
+        return _bind_both(port, backlog)
+    except OSError as error:  # there is no IPv6 here
+        if is_shortage(error):
+            raise
     return socket.create_server(("", port), backlog=backlog)
+
+
+def _bind_both(port: int, backlog: int) -> socket.socket:
+    """Listen on all addresses of IPv6 and IPv4.
+
+    `socket.create_server` takes a moment without a descriptor for a host without IPv6.
+    """
+    sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(("", port))
+        sock.listen(backlog)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

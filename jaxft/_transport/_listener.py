@@ -35,6 +35,7 @@ them.
 
 import contextlib
 import errno
+import functools
 import logging
 import select
 import socket
@@ -129,7 +130,7 @@ class Listener:
         self._descriptors = allow_all_descriptors()
         self._warned_of_descriptors = False
         self._failure: Exception | None = None
-        self._sock = bind(host, port)
+        self._sock = once_there_is_room(functools.partial(bind, host, port))
         close_in_children(self._sock)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]

@@ -30,7 +30,7 @@ def once_there_is_room(make: Callable[[], T]) -> T:
         try:
             return make()
         except (OSError, RuntimeError) as error:
-            if not _is_shortage(error):
+            if not is_shortage(error):
                 raise
             waited_s = time.monotonic() - begun_s
             if waited_s >= TIMEOUT_S:
@@ -39,7 +39,7 @@ def once_there_is_room(make: Callable[[], T]) -> T:
     raise AssertionError("an endless iterator has ended")
 
 
-def _is_shortage(error: OSError | RuntimeError) -> bool:
+def is_shortage(error: OSError | RuntimeError) -> bool:
     return error.errno in _NO_ROOM if isinstance(error, OSError) else str(error) == _NO_THREAD
 
 

@@ -1,6 +1,8 @@
 """A moment without a descriptor or a thread is waited out; a longer one is said, with what to do."""
 
 import errno
+import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +15,7 @@ from jaxft._transport._handshake import ConnectionRequest, Dialling
 from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import Abort
 from jaxft._transport._threads import Team
+from tests import injection, patience
 from tests.shortages import Allow, no_descriptors, no_threads
 
 
@@ -77,6 +80,22 @@ def test_without_room_for_long_it_says_what_to_do(
     with shortage(), pytest.raises(error, match=says) as raised:
         makes()
     assert not isinstance(raised.value, OSError) or raised.value.errno == errno.EMFILE
+
+
+@pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
+def test_a_moment_without_descriptors_leaves_a_listener_no_family_less() -> None:
+    """It would listen on IPv4 alone for as long as it lives."""
+    program = (
+        "from jaxft._transport._listener import Listener\n"
+        "for _ in range(6):\n"
+        "    listener = Listener(job='job', group='me', incarnation=9, on_heal=None)\n"
+        "    print(listener._sock.family.name)\n"
+        "    listener.close()\n"
+    )
+    command = [*injection.failing("socket:error=EMFILE:when=2+2"), sys.executable, "-c", program]
+    done = patience.run(command, capture_output=True, text=True, check=True)
+    expected = "AF_INET6" if socket.has_dualstack_ipv6() else "AF_INET"
+    assert done.stdout.split() == [expected] * 6, done.stderr
 
 
 @pytest.mark.parametrize(
