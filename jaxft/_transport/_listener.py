@@ -419,9 +419,9 @@ class Listener:
         name = f"jaxft-heal-{request.group}"
         try:
             threading.Thread(target=self._heal, args=(connection, request), name=name, daemon=True).start()
-        except RuntimeError:  # cannot start a thread: the joiner must not wait for one
+        except RuntimeError as error:  # cannot start a thread: the joiner must not wait for one
+            _log.warning("Group %r has to ask again to be healed: %s.", request.group, error)
             self._end_healing(connection)
-            raise
 
     def _heal(self, connection: Connection, request: ConnectionRequest) -> None:
         assert self._on_heal is not None

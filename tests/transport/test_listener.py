@@ -428,7 +428,9 @@ def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCapture
     assert "RuntimeError: no such state" in caplog.text
 
 
-def test_a_process_without_room_for_a_thread_sends_the_joiner_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_room_for_a_thread_sends_the_joiner_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     served = threading.Event()
     start = threading.Thread.start
 
@@ -443,6 +445,8 @@ def test_a_process_without_room_for_a_thread_sends_the_joiner_away(monkeypatch: 
             with call(listener, request("heal")) as sock:
                 assert_ended(sock)
         assert not listener._healing
+        said = "Group 'group-1' has to ask again to be healed: can't start new thread."
+        assert [record.getMessage() for record in caplog.records] == [said]
         with call(listener, request("heal")) as sock:
             assert_ended(sock)
         assert served.is_set()
