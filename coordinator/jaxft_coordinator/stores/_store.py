@@ -15,6 +15,8 @@ _log = logging.getLogger("jaxft_coordinator")
 
 # How long a wait is before it is logged; then each time that it has doubled.
 SAY_EVERY_S = 5.0
+# How often in that time a wait is looked at. A timer of uvloop may ring some milliseconds early.
+_LOOKS = 10
 
 
 class StoreLost(Exception):
@@ -118,9 +120,9 @@ def saying(text: str) -> Iterator[None]:
     def tick() -> None:
         nonlocal timer
         wait.say(text)
-        timer = loop.call_later(SAY_EVERY_S, tick)
+        timer = loop.call_later(SAY_EVERY_S / _LOOKS, tick)
 
-    timer = loop.call_later(SAY_EVERY_S, tick)
+    timer = loop.call_later(SAY_EVERY_S / _LOOKS, tick)
     try:
         yield
     finally:
