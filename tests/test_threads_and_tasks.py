@@ -32,6 +32,7 @@ KNOWN = {
     ("jaxft/_transport/_listener.py", "Listener._admit_heal"): "tests/transport/test_listener.py",
     ("jaxft/_checkpoints/_checkpoints.py", "Checkpoints.save"): "tests/checkpoints/test_saving.py",
     ("jaxft/_checkpoints/_saver.py", "SaverLock.__init__"): "tests/checkpoints/test_saver.py",
+    ("jaxft/_checkpoints/_slow.py", "said_if_slow"): "it only logs",
     ("jaxft/_checkpoints/_written.py", "Written.__init__"): "tests/checkpoints/test_saving.py",
     ("jaxft/data/_workers.py", "Workers.submit"): "tests/data/test_prefetch.py",
     ("jaxft/data/_prefetch.py", "Prefetch.__call__"): "tests/data/test_prefetch.py",

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jaxft._checkpoints import _folder
 from jaxft._checkpoints._manifest import checksum
+from jaxft._checkpoints._slow import said_if_slow
 
 _log = logging.getLogger("jaxft")
 
@@ -37,12 +38,13 @@ class Beginning:
 def write(folder: Path, beginning: Beginning) -> None:
     """Note a beginning durably, in the place of an earlier one. Raises OSError."""
     fields = dataclasses.asdict(beginning)
-    with _folder.unfinished(folder) as work:
-        written = work / NAME
-        written.write_text(json.dumps(fields | {"checksum": checksum(fields)}))
-        _folder.sync(work)
-        written.replace(folder / NAME)
-    _folder.sync_names(folder)
+    with said_if_slow(folder, "note with which state the job begins"):
+        with _folder.unfinished(folder) as work:
+            written = work / NAME
+            written.write_text(json.dumps(fields | {"checksum": checksum(fields)}))
+            _folder.sync(work)
+            written.replace(folder / NAME)
+        _folder.sync_names(folder)
 
 
 def remove(folder: Path) -> None:
@@ -52,21 +54,29 @@ def remove(folder: Path) -> None:
 
 def read(folder: Path) -> Beginning | None:
     """The note in a folder without checkpoints. None if there is none, or if the log says why it cannot be read."""
-    if _folder.steps(folder):
-        return None
     try:
-        with (folder / NAME).open("rb") as file:
-            data = file.read(_MAX_BYTES)
+        data = _data(folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         _log.warning("Cannot read with which state the job began: %s", error)
+        return None
+    if data is None:
         return None
     try:
         return _parsed(data)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         _log.warning("Cannot read with which state the job began: %s is damaged (%s)", folder / NAME, error)
         return None
+
+
+def _data(folder: Path) -> bytes | None:
+    """None if there are checkpoints. Raises OSError."""
+    with said_if_slow(folder, "say with which state the job began"):
+        if _folder.steps(folder):
+            return None
+        with (folder / NAME).open("rb") as file:
+            return file.read(_MAX_BYTES)
 
 
 def _parsed(data: bytes) -> Beginning:

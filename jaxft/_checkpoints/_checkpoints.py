@@ -22,6 +22,7 @@ from jaxft._checkpoints._readers import turn
 from jaxft._checkpoints._reading import agreed, read, read_manifest
 from jaxft._checkpoints._saver import HEAD_START_S, SaverLock
 from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
+from jaxft._checkpoints._slow import said_if_slow
 from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
 from jaxft._checkpoints._written import wait_while_written
 from jaxft._errors import CannotRestore, ConfigurationError
@@ -119,7 +120,8 @@ class Checkpoints:
             CannotRestore: it cannot be read.
         """
         try:
-            return _folder.steps(self._folder)
+            with said_if_slow(self._folder, "list them"):
+                return _folder.steps(self._folder)
         except NotADirectoryError as error:
             raise ConfigurationError(
                 f"the folder of the checkpoints, {str(self._folder)!r}, is a file, or is in one. Name a folder on a "
