@@ -327,6 +327,9 @@ class Server(pb_grpc.CoordinatorServicer):
             groups = {peer for peer in known if peer is not None}
             try:
                 ended = await asyncio.to_thread(connections.sweep, groups, time.monotonic())
+            except OSError as error:  # such as out of descriptors
+                _unauthenticated_log.warning("the coordinator cannot check its connections now: %s", error)
+                continue
             except Exception:  # the peers that it checks must not be able to end this task
                 _log.exception("the coordinator failed to check its connections")
                 continue

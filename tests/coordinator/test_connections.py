@@ -1,9 +1,8 @@
 """What the coordinator sees of the connections to its port."""
 
 import contextlib
-import os
 import re
-import signal
+import resource
 import socket
 import subprocess
 import sys
@@ -79,28 +78,51 @@ def test_connections_to_another_port_do_not_count() -> None:
         assert look(Connections(server.getsockname()[1]), 2 * _MOST_IDLE_LOOKS)
 
 
-@pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
-def test_a_coordinator_that_accepts_no_more_ends_and_says_so(tmp_path: Path) -> None:
-    """gRPC gives up its listener after such an error, and the kernel still completes the handshakes of TCP."""
+@contextlib.contextmanager
+def coordinator(log: Path, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A coordinator that looks at its connections often, and its port."""
     program = "from jaxft_coordinator import _cli, _server\n_server._SWEEP_S = 0.02\n_cli.main()\n"
-    command = [sys.executable, "-c", program, "--bind", "localhost:0"]
-    log = tmp_path / "said"
+    command = [*before, sys.executable, "-c", program, "--bind", "localhost:0"]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*injection.failing("accept4:error=ENFILE:when=1"), *command], stderr=output, process_group=0
-        )
+        process = subprocess.Popen(command, stderr=output)
+    listens = re.compile(r"\(port (\d+)\)")
     try:
-        listens = re.compile(r"\(port (\d+)\)")
         patience.until(
             lambda: listens.search(log.read_text()), "the coordinator to listen", context=log.read_text
         )
         found = listens.search(log.read_text())
         assert found is not None
-        with socket.create_connection(("localhost", int(found[1])), timeout=patience.FAR_S):
-            assert patience.wait(process) == 1, log.read_text()
+        yield process, int(found[1])
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
-    assert f"gRPC accepts no connections any more on port {found[1]}, and some wait" in log.read_text()
+
+
+@pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
+def test_a_coordinator_that_accepts_no_more_ends_and_says_so(tmp_path: Path) -> None:
+    """gRPC gives up its listener after such an error, and the kernel still completes the handshakes of TCP."""
+    log = tmp_path / "said"
+    failing = injection.failing("accept4:error=ENFILE:when=1")
+    with (
+        coordinator(log, *failing) as (process, port),
+        socket.create_connection(("localhost", port), timeout=patience.FAR_S),
+    ):
+        assert patience.wait(process) == 1, log.read_text()
+    assert f"gRPC accepts no connections any more on port {port}, and some wait" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit of Linux")
+def test_a_coordinator_without_descriptors_says_so_in_a_sentence_and_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "said"
+    with coordinator(log) as (process, port):
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        says = "the coordinator cannot check its connections now: [Errno 24] Too many open files"
+        patience.until(lambda: says in log.read_text(), "the line", context=log.read_text)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+        with socket.create_connection(("localhost", port), timeout=patience.FAR_S) as sock:
+            assert sock.recv(1), "gRPC greets who connects"
+        process.terminate()
+        assert patience.wait(process) == 0
     assert "Traceback" not in log.read_text()
