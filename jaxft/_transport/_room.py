@@ -5,6 +5,8 @@ another connection. Without, the training thread would raise, and end the group.
 """
 
 import errno
+import logging
+import math
 import time
 from collections.abc import Callable
 from itertools import count
@@ -12,7 +14,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_log = logging.getLogger("jaxft")
+
 TIMEOUT_S = 5.0
+# Most shortages are over before.
+_SAY_AFTER_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
@@ -25,7 +31,7 @@ def once_there_is_room(make: Callable[[], T]) -> T:
         OSError: there was no descriptor, or no memory, for so long; it says what to do.
         RuntimeError: the same for a thread.
     """
-    begun_s = time.monotonic()
+    begun_s, say_after_s = time.monotonic(), _SAY_AFTER_S
     for attempt in count():
         try:
             return make()
@@ -35,6 +41,10 @@ def once_there_is_room(make: Callable[[], T]) -> T:
             waited_s = time.monotonic() - begun_s
             if waited_s >= TIMEOUT_S:
                 raise _explained(error, waited_s) from error
+            if waited_s >= say_after_s:
+                say_after_s = math.inf
+                text = "No room for a connection or a thread for %.1f s (%s); tries again for %.0f s."
+                _log.warning(text, waited_s, _text(error), TIMEOUT_S - waited_s)
         time.sleep(min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S))
     raise AssertionError("an endless iterator has ended")
 
@@ -43,14 +53,18 @@ def is_shortage(error: OSError | RuntimeError) -> bool:
     return error.errno in _NO_ROOM if isinstance(error, OSError) else str(error) == _NO_THREAD
 
 
+def _text(error: OSError | RuntimeError) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else str(error)
+
+
 def _explained(error: OSError | RuntimeError, waited_s: float) -> OSError | RuntimeError:
     if isinstance(error, OSError):
         return OSError(
             error.errno,
-            f"{error.strerror}, for {waited_s:.1f} s. If that is a limit of this process (`ulimit -n`, LimitNOFILE= "
+            f"{_text(error)}, for {waited_s:.1f} s. If that is a limit of this process (`ulimit -n`, LimitNOFILE= "
             "of systemd), raise it; `ls -l /proc/PID/fd` shows what is open",
         )
     return RuntimeError(
-        f"{error}, for {waited_s:.1f} s. If that is a limit on processes (`ulimit -u`, TasksMax= of systemd, "
+        f"{_text(error)}, for {waited_s:.1f} s. If that is a limit on processes (`ulimit -u`, TasksMax= of systemd, "
         "pids.max of the container), raise it; `ps -eLf` shows all threads."
     )

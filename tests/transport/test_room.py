@@ -1,6 +1,7 @@
 """A moment without a descriptor or a thread is waited out; a longer one is said, with what to do."""
 
 import errno
+import re
 import socket
 import sys
 import time
@@ -75,10 +76,15 @@ def test_without_room_for_long_it_says_what_to_do(
     makes: Callable[[], None],
     error: type[Exception],
     says: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(_room, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(_room, "_SAY_AFTER_S", 0.0)
     with shortage(), pytest.raises(error, match=says) as raised:
         makes()
+    (record,) = caplog.records
+    said = rf"No room .* for 0\.0 s \({says.partition(',')[0]}\); tries again .*"
+    assert re.fullmatch(said, record.getMessage())
     assert not isinstance(raised.value, OSError) or raised.value.errno == errno.EMFILE
 
 
