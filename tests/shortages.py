@@ -33,7 +33,7 @@ def no_descriptors() -> Iterator[Allow]:
 @contextmanager
 def no_threads() -> Iterator[Allow]:
     """Within the context, this process can start no thread, until what it yields is called."""
-    before = threading.stack_size(1 << 46)  # there is no address space for it
+    before = threading.stack_size(1 << 60)  # there is no address space for it
     try:
         yield lambda: threading.stack_size(before)
     finally:

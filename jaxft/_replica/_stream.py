@@ -6,6 +6,7 @@ Everything here runs in the session's loop.
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -34,6 +35,9 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 ]
+
+# For gRPC's poller and the sockets of a channel; gRPC needs about half of them.
+_PIPES = 8
 
 
 class Stream:
@@ -97,6 +101,7 @@ class Stream:
         channel: grpc.aio.Channel | None = None
         try:
             target, options = await self._resolved(address)
+            _check_room()
             channel = self._credentials.channel(target, [*_OPTIONS, *options])
             call = channel.stream_stream(_SESSION)()  # bytes in both directions: `greeting` decodes them
             messages = aiter(call)
@@ -173,3 +178,19 @@ class Stream:
                     await call.write(greeting.encode(await outbox.get()))
             finally:
                 call.cancel()  # a stream that can only receive would look alive
+
+
+def _check_room() -> None:
+    """Raise ConnectionError if there are no descriptors for a channel: gRPC would abort the process."""
+    opened: list[int] = []
+    try:
+        for _ in range(_PIPES):
+            opened += os.pipe()
+    except OSError as error:
+        raise ConnectionError(
+            f"this process has no descriptors for a connection: {error.strerror}. If that is its limit (`ulimit -n`, "
+            "LimitNOFILE= of systemd), raise it"
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
