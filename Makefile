@@ -44,7 +44,8 @@ test-oldest:  ## the same with the oldest versions that jaxft takes of what it n
 	$(MAKE) setup VENV=.venv-oldest
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --upgrade --resolution lowest-direct \
 		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,launch,otlp]'
-	$(MAKE) test VENV=.venv-oldest
+	# import-linter needs a newer rich than jaxft does.
+	$(MAKE) test VENV=.venv-oldest ARGS="--deselect tests/test_architecture.py::test_the_import_contracts_hold $(ARGS)"
 
 accelerator: $(STAMP)  ## the suite for any backend, on the device that JAX finds: make accelerator ARGS="-k cut"
 	$(BIN)/pytest -m accelerator tests/accelerator $(ARGS)

@@ -200,8 +200,10 @@ class Server(pb_grpc.CoordinatorServicer):
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         _services.add_reflection(SERVICE, server)
         try:
-            with ports.held(self._bind) as address:
-                self.port = self._add_port(server, address)
+            # One after the other: of a name's addresses, gRPC is content with one.
+            with ports.held(self._bind) as addresses:
+                for address in addresses:
+                    self.port = self._add_port(server, address)
         except (OSError, ValueError) as error:
             raise OSError(f"cannot listen on {self._bind!r}: {ports.problem(error, '--bind')}") from error
         except RuntimeError as error:

@@ -31,8 +31,8 @@ def check(address: str) -> None:
 
 
 @contextlib.contextmanager
-def held(address: str) -> Generator[str]:
-    """Hold all addresses of host:port without listening; give host:port, where port 0 has become one of the free.
+def held(address: str) -> Generator[Sequence[str]]:
+    """Hold all addresses of host:port without listening; give them, in digits. Port 0 has become one of the free.
 
     A server that sets SO_REUSEADDR can bind and listen there meanwhile, and no other program can (socket(7)).
 
@@ -42,8 +42,7 @@ def held(address: str) -> Generator[str]:
     """
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(each) for each in bound(address)]
-        host, _, _ = address.rpartition(":")
-        yield f"{host}:{sockets[0].getsockname()[1]}"
+        yield [_text(*sock.getsockname()[:2]) for sock in sockets]
 
 
 def bound(address: str) -> list[socket.socket]:
@@ -112,6 +111,10 @@ def _bound(where: _Where) -> socket.socket:
     return sock
 
 
+def _text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def advice(error: OSError | ValueError) -> str:
     """What to do about an error of `bound`."""
     if isinstance(error, socket.gaierror):
@@ -129,6 +132,7 @@ def problem(error: OSError | ValueError, flag: str) -> str:
 def host_and_port(address: str) -> tuple[str, int]:
     """Return both parts of host:port. Raises ValueError if it is not that."""
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if not port.isdecimal() or int(port) > 65535 or (":" in host and not in_brackets):
         raise ValueError(f"{address!r} is not host:port")
     return host.strip("[]"), int(port)

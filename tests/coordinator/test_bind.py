@@ -101,7 +101,7 @@ def refuses_a_port_held_at(host: str, bind: str) -> None:
             "192.0.2.1:29510",
             "requested address, at 192.0.2.1 port 29510. For --bind, name an address of this",
         ),
-        ("::1:29510", "gRPC does not take it. For --bind, name an address and a port"),
+        ("::1:29510", "is not host:port. For --bind, name it as host:port, such as"),
     ],
 )
 def test_an_address_that_no_server_could_have_is_an_error_that_says_why(bind: str, said: str):
