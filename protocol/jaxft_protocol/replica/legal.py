@@ -158,7 +158,8 @@ RULES: Mapping[type[Any], Rule] = {
     # PRESENT: the coordinator may still list a donor that came back, for a joiner that is gone.
     Release: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING | _OVER),
     Finished: _rule(_JOINED, *_CROSSES_LEAVE),
-    Evicted: _rule(_PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
+    # GREETING: the coordinator cannot read the Hello.
+    Evicted: _rule(_GREETING | _PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     Halted: _rule(_GREETING | _PRESENT | _JOINED | _FINISHED | _LEAVING, (_OVER, _SESSION_OVER)),
     Drained: _rule(_PRESENT | _JOINED, *_CROSSES_LEAVE),
     # A commit follows.

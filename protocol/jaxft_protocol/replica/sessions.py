@@ -290,6 +290,9 @@ def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None
     if may_return:
         draft.log(f"evicted: {reason}; comes back as a joiner", warning=True)
         return  # the stream ends next, and `disconnected` dials again
+    if draft.replica.phase is Phase.GREETING:
+        refused(draft, Refused(reason))
+        return
     me = draft.replica.identity
     draft.fail(
         FailureKind.EVICTED,

@@ -1,7 +1,7 @@
 """A group that was in its job is refused, by a coordinator that has taken the place of the former one."""
 
 import pytest
-from jaxft_protocol.messages import Refused, Step
+from jaxft_protocol.messages import Evicted, Refused, Step
 from jaxft_protocol.replica.sessions import REFUSES
 from jaxft_protocol.replica.state import (
     Close,
@@ -54,6 +54,20 @@ def test_a_group_that_is_refused_for_the_whole_timeout_says_why():
     assert "it does not know the token. This group was in its job before, and has dialled for 60 s." in (
         group.directive.failure.text
     )
+
+
+def test_a_group_whose_hello_cannot_be_read_says_what_the_coordinator_says():
+    why = "it broke the protocol: 'job' has 10001 characters"
+    group = Group().on(Connected()).hear(Evicted(why, may_return=False))
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.kind is FailureKind.JOIN_REFUSED
+    assert f"the coordinator coordinator:29510 refused group 'a': {why}." in group.directive.failure.text
+
+
+def test_a_group_that_was_in_its_job_waits_for_a_coordinator_that_can_read_its_hello():
+    group = in_its_job().on(Connected()).hear(Evicted("it broke the protocol", may_return=False))
+    assert group.phase is Phase.GREETING
+    assert Close(REFUSES) in group.effects
 
 
 @pytest.mark.parametrize("lost", ["connection refused", "no message from the coordinator for 2.0 s"])
