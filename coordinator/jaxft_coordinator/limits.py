@@ -12,8 +12,9 @@ MAX_JOBS = 1000
 FORGET_AFTER_S = 86_400.0
 MAX_GROUPS_PER_JOB = 2048
 MAX_NAME_LENGTH = 200
-# Of all ranks of a group: 256 of them with 31 characters each.
-MAX_ADDRESS_LENGTH = 8192
+# Of all ranks of a group: 1,000 of them with 24 characters each, or 128 with eight network interfaces. The quorum of
+# a full job takes 50 MB then; a group accepts 64 (`_replica/_stream.py`).
+MAX_ADDRESS_LENGTH = 24_576
 # A group needs one stream; a diagnostic tool, a few.
 MAX_STREAMS_PER_CONNECTION = 8
 # The largest message of a group is a Join with all its settings, a few KB in all.

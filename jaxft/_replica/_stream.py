@@ -34,6 +34,8 @@ _OPTIONS = [
     # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    # A quorum of 2,048 groups with the longest addresses that a coordinator takes has 50 MB; gRPC's default is 4 MB.
+    ("grpc.max_receive_message_length", 64 << 20),
 ]
 
 # For gRPC's poller and the sockets of a channel; gRPC needs about half of them.

@@ -310,7 +310,7 @@ def _hello(hello: pb.Hello) -> m.Hello:
         _text("job", hello.job),
         m.GroupName(_text("group", hello.group)),
         m.Incarnation(hello.incarnation),
-        _text("address", hello.address),
+        hello.address,  # the coordinator has a limit for it
         hello.rank,
         hello.ranks,
         hello.protocol_version,

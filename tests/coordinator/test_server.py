@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _server
+from jaxft_coordinator import _server, limits
 from jaxft_coordinator._server import SERVICE, Server
 from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
@@ -309,6 +309,23 @@ def test_names_without_a_sensible_length_are_refused(job: str, group: str, text:
             assert isinstance(refused, Refused)
             assert text in refused.reason
             assert await client.hear() is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("more", [0, 1, 100_000])
+def test_an_address_is_accepted_up_to_its_limit_and_then_refused(more: int):
+    address = "a" * (limits.MAX_ADDRESS_LENGTH + more)
+
+    async def scenario() -> None:
+        async with serving() as server, Client(server.port) as client:
+            await client.say(Hello("job", GroupName("a"), Incarnation(1), address))
+            answer = await client.hear()
+            if not more:
+                assert isinstance(answer, Welcome)
+                return
+            assert isinstance(answer, Refused)
+            assert f"must be at most {limits.MAX_ADDRESS_LENGTH} printable characters" in answer.reason
 
     run(scenario)
 

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from jaxft_coordinator import limits
 from jaxft_protocol.messages import (
     Commit,
     GroupName,
     HealId,
     Incarnation,
+    Member,
+    NewQuorum,
     Pin,
     QuorumId,
     Release,
@@ -224,6 +227,20 @@ def test_a_donor_looks_where_it_is_reached_before_a_joiner_dials_it(coordinator:
         coordinator.say(Pin(HealId(1), Step(0)))
         patience.until(lambda: coordinator.opened > 1, "another stream")
         assert session.address == "-+g:2"
+
+
+def test_the_largest_quorum_arrives(coordinator: Coordinator) -> None:
+    """Of as many groups as a coordinator serves, with the longest addresses."""
+    members = tuple(
+        Member(GroupName(f"g-{number}"), Incarnation(7), "a" * limits.MAX_ADDRESS_LENGTH, (number,))
+        for number in range(limits.MAX_GROUPS_PER_JOB)
+    )
+    with session_with(coordinator) as session:
+        session.post(Prepared(Step(0), 0xD1))
+        coordinator.say(NewQuorum(QuorumId(1), Step(0), len(members), members))
+        patience.until(lambda: session.quorum is not None or coordinator.opened > 1, "the quorum")
+        assert session.quorum is not None
+        assert session.quorum.members == members
 
 
 def test_where_a_group_is_reached_is_read_before_each_stream(coordinator: Coordinator) -> None:
