@@ -67,12 +67,12 @@ class Manager:
             known to be of this job, and a job of which all groups have died does not go on from it.
         failure_timeout_s: how long any one failure may take before this group gives up: no answer from the
             coordinator, no group that holds the job's state, a peer that has computed and neither moves nor dies.
-            How long a step takes plays no part. Every other timeout derives from it.
+            How long a step takes plays no part. Every other timeout derives from it. More than a year is as a year.
         min_replicas: how many groups a step needs; by default the coordinator's setting when the job began. Equal in
             all groups that give it.
         settings: what else must be the same in all groups, and after every restart, by name: the fingerprint of a
             corpus, a seed, the learning rate. A group with other settings is refused, and the error says what
-            differs; so is a checkpoint that was saved with other settings.
+            differs; so is a checkpoint that was saved with other settings. At most 100 texts of 48 KiB in all.
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the

@@ -6,11 +6,11 @@ from typing import Any
 from jaxft._errors import ConfigurationError
 
 
-def whole(name: str, value: Any, least: int | None = None) -> int:
+def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """Return `value` as an int, also if it is one of numpy.
 
     Raises:
-        ConfigurationError: it is a bool or not a whole number, or less than `least`.
+        ConfigurationError: it is a bool or not a whole number, less than `least`, or more than `most`.
     """
     try:
         number = operator.index(value)
@@ -21,6 +21,8 @@ def whole(name: str, value: Any, least: int | None = None) -> int:
         raise ConfigurationError(f"{name} must be {kind}, not {_named(value)}.{_convert(value, 'int')}")
     if least is not None and number < least:
         raise ConfigurationError(f"{name} must be at least {least}, not {number}.")
+    if most is not None and number > most:
+        raise ConfigurationError(f"{name} must be at most {most}, not {number}.")
     return number
 
 

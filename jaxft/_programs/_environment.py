@@ -39,7 +39,7 @@ _HARMLESS = re.compile(
     r"xla_dump_\w+|xla_\w*(timeout|log|profile|metrics|verbos)\w*|xla_force_host_platform_device_count"
     r"|xla_gpu_cuda_data_dir|xla_\w*compilation_parallelism"
 )
-# A coordinator accepts 100 settings from a group.
+# A coordinator accepts 200 settings from a group, of which 100 may be the user's.
 _MOST_FLAGS = 32
 # Read by the libraries that XLA uses.
 _VARIABLES = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MIOPEN_FIND_MODE")

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxft_protocol.coordinator.bounds import settings_bytes
+from jaxft_protocol.wire import MAX_COUNT
 
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
@@ -16,6 +18,11 @@ from jaxft._replica._own_address import own_address
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
+# Of the 200 settings and 64 KiB that a coordinator accepts from a group: the rest is for those of jaxft itself.
+MAX_SETTINGS = 100
+MAX_SETTINGS_BYTES = 48 << 10
+# A year. No lock and no poll waits for much longer at once.
+_LONGEST_TIMEOUT_S = 3.2e7
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "spare": ((bool, np.bool_), "True or False"),
     "other_meshes": ((bool, np.bool_), "True or False"),
@@ -24,6 +31,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "events": ((str, Path, type(None)), "the path of a file, a str or a pathlib.Path"),
 }
 _LEAST = {"step": 0, "history": 0, "min_replicas": 1, "digest_every": 1, "exchange_threads": 1}
+_MOST = {"step": MAX_COUNT, "min_replicas": 2**32 - 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +66,7 @@ class GroupConfig:
         _check_name("group", self.group)
         _check_name("job", self.job)
         check_positive("failure_timeout_s", self.failure_timeout_s)
+        object.__setattr__(self, "failure_timeout_s", min(self.failure_timeout_s, _LONGEST_TIMEOUT_S))
         for name, (kinds, what) in _KINDS.items():
             if not isinstance(getattr(self, name), kinds):
                 raise ConfigurationError(
@@ -70,7 +79,7 @@ class GroupConfig:
             )
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, whole(name, value, least))
+                object.__setattr__(self, name, whole(name, value, least, _MOST.get(name)))
         if self.history >= 1 << 64:
             raise ConfigurationError(
                 f"history is {self.history}, which is no history of a job: pass the `manager.history` that was saved "
@@ -184,6 +193,11 @@ def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
                 "encoding other than that of this process. Pass a digest of its bytes: "
                 "`hashlib.sha256(os.fsencode(value)).hexdigest()`."
             )
+    if len(settings) > MAX_SETTINGS or settings_bytes(settings) > MAX_SETTINGS_BYTES:
+        raise ConfigurationError(
+            f"settings has {len(settings)} texts of {settings_bytes(settings)} bytes in all, but it may have at most "
+            f"{MAX_SETTINGS}, of {MAX_SETTINGS_BYTES} bytes. Join some of them, and pass a digest of the result."
+        )
     return dict(settings)
 
 

@@ -14,7 +14,7 @@ from jaxft_protocol.names import one_line
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 # A group's settings are a handful of digests and short summaries.
-MAX_SETTINGS = 100
+MAX_SETTINGS = 200
 MAX_TEXT_LENGTH = 10_000
 MAX_ACCUSED = 10_000
 # The coordinator continues counting steps, terms and ids from a group's values, and must never exceed 64 bits.

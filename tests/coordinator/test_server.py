@@ -236,8 +236,8 @@ def test_a_silent_group_is_put_out():
         ),
         (pb.GroupMessage(hello=pb.Hello(job="x" * 10_001)).SerializeToString(), "'job' has 10001 characters"),
         (
-            pb.GroupMessage(join=pb.Join(settings={f"{i}": "" for i in range(101)})).SerializeToString(),
-            "101 settings exceed the maximum of 100",
+            pb.GroupMessage(join=pb.Join(settings={f"{i}": "" for i in range(201)})).SerializeToString(),
+            "201 settings exceed the maximum of 200",
         ),
         (
             pb.GroupMessage(vote=pb.Vote(accused=["x"] * 10_001)).SerializeToString(),

@@ -310,6 +310,28 @@ def test_settings_that_are_not_texts(settings: Any) -> None:
         jaxft.Manager("localhost:29510", group="group-0", settings=settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {str(number): "" for number in range(101)},
+        {str(number): "x" * 990 for number in range(50)},
+        {str(number): "\U0001f600" * 900 for number in range(14)},
+    ],
+)
+def test_more_settings_than_a_coordinator_accepts(settings: dict[str, str]) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"settings has \d+ texts of \d+ bytes in all, but it may have"
+    ):
+        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
+
+
+@pytest.mark.parametrize(("name", "most"), [("step", 2**62), ("min_replicas", 2**32 - 1)])
+def test_numbers_that_no_message_can_carry(name: str, most: int) -> None:
+    jaxft.Manager("localhost:29510", group="group-0", **{name: most})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"{name} must be at most {most}, not {most + 1}"):
+        jaxft.Manager("localhost:29510", group="group-0", **{name: most + 1})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("settings", [{"corpus": "gr\udcfcn"}, {"gr\udcfcn": "corpus"}])
 def test_settings_that_are_no_unicode(settings: Any) -> None:
     with pytest.raises(

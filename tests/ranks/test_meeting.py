@@ -1,5 +1,8 @@
 """The collective in which the ranks of a group meet, when one of them does not come to it."""
 
+import math
+import threading
+
 import jax
 import pytest
 
@@ -34,6 +37,12 @@ def test_a_collective_that_gives_up_by_itself_ends_this_process() -> None:
         _membership._met_in_time(CONFIG),  # pyright: ignore[reportPrivateUsage]
     ):
         raise gave_up
+
+
+@pytest.mark.parametrize("timeout_s", [1e10, 1e300, math.inf])
+def test_each_wait_of_a_rank_takes_the_longest_timeout(timeout_s: float) -> None:
+    config = GroupConfig(coordinator="c:1", group="a", failure_timeout_s=timeout_s)
+    assert threading.Lock().acquire(timeout=config.failure_timeout_s)
 
 
 def test_another_error_is_one_of_the_program() -> None:
