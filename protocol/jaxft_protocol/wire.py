@@ -285,6 +285,8 @@ def _coordinator_from_proto(message: pb.CoordinatorMessage, base: m.NewQuorum | 
 
 
 def _stripe(pin: pb.Pin) -> m.Stripe:
+    if not pin.stripe and not pin.stripes:  # of an older coordinator, which knows no stripes
+        return m.WHOLE
     if pin.stripe >= pin.stripes:
         raise WireError(f"a pin of stripe {pin.stripe} of {pin.stripes} keeps nothing")
     return m.Stripe(pin.stripe, pin.stripes)
