@@ -5,6 +5,7 @@ may write its dumps, for example. Values are compared as given: a flag set to it
 set, because XLA does not publish its defaults.
 """
 
+import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -41,6 +42,8 @@ _HARMLESS = re.compile(
 )
 # A coordinator accepts 200 settings from a group, of which 100 may be the user's.
 _MOST_FLAGS = 32
+# Of one setting a coordinator accepts 10,000 characters, and of all of them 64 KiB.
+_LONGEST_VALUE = 2000
 # Read by the libraries that XLA uses.
 _VARIABLES = ("LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "MIOPEN_FIND_MODE")
 # Files with the versions of an accelerator's drivers and libraries.
@@ -54,7 +57,7 @@ def environment(devices: Sequence[Any], variables: Mapping[str, str] = os.enviro
     platform = devices[0].platform
     # XLA's CPU backend splits work by the number of usable cores, which changes the roundings.
     cores = str(len(os.sched_getaffinity(0))) if platform == "cpu" else "-"
-    return {
+    found = {
         "jax": f"{jax.__version__}/{metadata.version('jaxlib')}",
         "backend": platform,
         "cores": cores,
@@ -64,6 +67,15 @@ def environment(devices: Sequence[Any], variables: Mapping[str, str] = os.enviro
         **{name: str(getattr(jax.config, name)) for name in _JAX_OPTIONS if hasattr(jax.config, name)},
         **({} if platform == "cpu" else _accelerator(devices[0])),
     }
+    return {name: _shortened(value) for name, value in found.items()}
+
+
+def _shortened(value: str) -> str:
+    """The value, or its beginning and a digest of all of it, if it is longer than a coordinator accepts."""
+    if len(value) <= _LONGEST_VALUE:
+        return value
+    digest = hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
+    return f"{value[:_LONGEST_VALUE]}... (sha256 {digest})"
 
 
 def xla_flags(text: str) -> dict[str, str]:

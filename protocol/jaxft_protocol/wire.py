@@ -37,8 +37,8 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
                 step=step,
                 ok=ok,
                 accused=accused,
-                reason=reason,
-                nonfinite=nonfinite,
+                reason=_shortened(reason),
+                nonfinite=_shortened(nonfinite),
                 raised=raised,
                 shard=shard,
                 edit=edit,
@@ -88,7 +88,7 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
         case m.Ready(heal_id, step):
             return pb.GroupMessage(ready=pb.Ready(heal_id=heal_id, step=step))
         case m.HealFailed(heal_id, reason, step, history):
-            failed = pb.HealFailed(heal_id=heal_id, reason=reason, step=step, history=history)
+            failed = pb.HealFailed(heal_id=heal_id, reason=_shortened(reason), step=step, history=history)
             return pb.GroupMessage(heal_failed=failed)
         case m.Leave(finished):
             return pb.GroupMessage(leave=pb.Leave(finished=finished))
@@ -98,6 +98,11 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:
             return pb.GroupMessage(sample=_sample_to_proto(message))
         case _:
             assert_never(message)
+
+
+def _shortened(reason: str) -> str:
+    """Of a text for people, what the coordinator accepts: one that names each of many peers may be longer."""
+    return reason if len(reason) <= MAX_TEXT_LENGTH else f"{reason[: MAX_TEXT_LENGTH - 3]}..."
 
 
 def group_message(data: bytes) -> pb.GroupMessage:

@@ -623,6 +623,23 @@ def test_a_pin_of_a_stripe_that_is_none_is_refused(stripe: int, stripes: int):
         wire.coordinator_from_proto(said)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        Vote(QuorumId(1), Step(0), ok=False, accused=(GroupName("b"),), reason="lost b; " * 2000),
+        Vote(QuorumId(1), Step(0), ok=True, nonfinite="leaf" * 3000),
+        HealFailed(HealId(4), "a: no answer; " * 1000, Step(6), HistoryId(1)),
+    ],
+)
+def test_a_reason_of_any_length_reaches_the_coordinator(message: Vote | HealFailed):
+    received = wire.group_from_proto(wire.group_to_proto(message))
+    assert isinstance(received, Vote | HealFailed)
+    whole = getattr(message, "nonfinite", "") or message.reason
+    got = getattr(received, "nonfinite", "") or received.reason
+    assert len(got) == wire.MAX_TEXT_LENGTH
+    assert got == whole[: wire.MAX_TEXT_LENGTH - 3] + "..."
+
+
 def test_a_pin_of_a_coordinator_that_knows_no_stripes_is_of_the_whole_state():
     said = pb.CoordinatorMessage(pin=pb.Pin(heal_id=4, step=1))
     assert wire.coordinator_from_proto(said) == Pin(HealId(4), Step(1), stripe=Stripe(0, 1))

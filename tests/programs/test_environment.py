@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import pytest
-from jaxft_protocol.wire import MAX_SETTINGS
+from jaxft_protocol.wire import MAX_SETTINGS, MAX_TEXT_LENGTH
 
 import jaxft
 from jaxft._programs._environment import environment, nondeterminism, xla_flags
@@ -55,6 +55,14 @@ def test_each_flag_is_compared_by_its_name() -> None:
     one, other = settings("--xla_a=1 --xla_b=2"), settings("--xla_a=3 --xla_c=4")
     assert differing(one, other) == {"XLA_FLAGS xla_a", "XLA_FLAGS xla_b", "XLA_FLAGS xla_c"}
     assert other["XLA_FLAGS xla_a"] == "3"
+
+
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+def test_a_value_of_any_length_fits_into_a_join_and_is_compared_whole(name: str) -> None:
+    long = " ".join(f"--xla_some_flag_with_a_long_name_{number}=1" for number in range(500))
+    one, other = (settings(**{name: long + last}) for last in (" --xla_last=1", " --xla_last=2"))
+    assert max(map(len, one.values())) < MAX_TEXT_LENGTH / 4
+    assert differing(one, other) == {name}
 
 
 def test_very_many_flags_still_fit_into_a_join() -> None:
