@@ -17,7 +17,8 @@ Members' covers together are always the leaves of a tree with the same root, so 
 right.
 """
 
-from collections.abc import Iterable
+import bisect
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -54,7 +55,7 @@ def root(total: int) -> Node:
 
 def cover(shards: Iterable[int], total: int) -> tuple[Node, ...]:
     """The maximal nodes of the tree over `total` shards that lie entirely inside `shards`, in order."""
-    held = frozenset(shards)
+    held = sorted(set(shards))
     assert all(0 <= shard < total for shard in held)
     return tuple(_cover(root(total), held))
 
@@ -69,8 +70,8 @@ def parent(node: Node, total: int) -> Node:
     return above
 
 
-def _cover(node: Node, held: frozenset[int]) -> list[Node]:
-    inside = sum(1 for shard in held if node.start <= shard < node.stop)
+def _cover(node: Node, held: Sequence[int]) -> list[Node]:
+    inside = bisect.bisect_left(held, node.stop) - bisect.bisect_left(held, node.start)
     if inside == 0:
         return []
     if inside == node.size:

@@ -4,7 +4,9 @@ A member's *weight* says how fast it computes a shard, relative to the others: t
 two rules. At a step boundary every member gets one contiguous range of shards, as long as its weight allows if all
 are to end together; with equal weights, the lengths differ by at most one. Whole subtrees of the summation tree
 then tend to be with one member, which sends fewer partial sums. When a step is retried, living members keep their
-shards, because they have computed them, and only the missing shards are assigned.
+shards, because they have computed them, and only the missing shards are assigned: to each member a run of them. Dealt
+one by one, hardly any two of them would have a common node below the root, and a member would keep and send one
+gradient for each.
 
 In both, a shard goes to the member that would have computed it first (list scheduling: R. L. Graham, "Bounds on
 multiprocessing timing anomalies", 1969). Shards are equal, so no other assignment ends earlier.
@@ -30,30 +32,39 @@ def at_boundary(total_shards: int, weights: Mapping[str, int]) -> dict[str, Shar
 def after_loss(
     total_shards: int, weights: Mapping[str, int], held: Mapping[str, Shards]
 ) -> dict[str, Shards]:
-    """Keep the shards that the members hold, and assign each missing one to the member that computes it first.
+    """Keep the shards that the members hold, and give the missing ones, in runs, to those that compute them first.
 
     `held` may name members that are gone; their shards are missing. Ties go to the earlier member.
     """
-    assigned = {member: held.get(member, ()) for member in weights}
-    taken = {shard for shards in assigned.values() for shard in shards}
-    for shard in range(total_shards):
-        if shard in taken:
-            continue
-        first = min(weights, key=lambda member: _ends(len(assigned[member]), weights[member]))
-        assigned[first] = (*assigned[first], shard)
-    return {member: tuple(sorted(shards)) for member, shards in assigned.items()}
+    kept = {member: held.get(member, ()) for member in weights}
+    taken = {shard for shards in kept.values() for shard in shards}
+    missing = [shard for shard in range(total_shards) if shard not in taken]
+    lengths = _longer([len(shards) for shards in kept.values()], tuple(weights.values()), len(missing))
+    assigned: dict[str, Shards] = {}
+    start = 0
+    for (member, shards), length in zip(kept.items(), lengths, strict=True):
+        stop = start + length - len(shards)
+        assigned[member] = tuple(sorted((*shards, *missing[start:stop])))
+        start = stop
+    return assigned
 
 
 def _lengths(total_shards: int, weights: Sequence[int]) -> list[int]:
     # The first ones are known: no member gets less than its share, rounded down.
     together = sum(weights)
     lengths = [total_shards * weight // together for weight in weights]
+    return _longer(lengths, weights, total_shards - sum(lengths))
+
+
+def _longer(before: Sequence[int], weights: Sequence[int], more: int) -> list[int]:
+    """The lengths once each of so many more shards has gone to the member that computes it first."""
+    lengths = list(before)
     ends = [
         (_ends(length, weight), place)
         for place, (length, weight) in enumerate(zip(lengths, weights, strict=True))
     ]
     heapq.heapify(ends)
-    for _ in range(total_shards - sum(lengths)):
+    for _ in range(more):
         _, place = ends[0]
         lengths[place] += 1
         heapq.heapreplace(ends, (_ends(lengths[place], weights[place]), place))

@@ -72,7 +72,17 @@ def test_a_member_with_half_of_the_devices_gets_half_as_many_shards():
 def test_what_a_dead_member_had_goes_to_those_that_compute_it_first():
     held = {"a": (0, 1, 2, 3), "b": (4, 5), "c": (6, 7, 8, 9)}
     dealt = assign.after_loss(10, {"a": 8, "b": 4}, held)
-    assert dealt == {"a": (0, 1, 2, 3, 6, 7, 9), "b": (4, 5, 8)}
+    assert dealt == {"a": (0, 1, 2, 3, 6, 7, 8), "b": (4, 5, 9)}
+
+
+@pytest.mark.parametrize("total", [64, 256, 4096, 65536])
+def test_after_a_loss_each_member_gets_one_run_of_what_is_missing(total: int):
+    """A member keeps and sends a gradient for each node of the tree that it holds, which a run has few of."""
+    held = assign.at_boundary(total, alike("a", "b", "c", "d"))
+    dealt = assign.after_loss(total, alike("a", "c", "d"), held)
+    for name, shards in dealt.items():
+        more = sorted({*shards} - {*held[name]})
+        assert more == list(range(more[0], more[0] + len(more)))
 
 
 @given(total=st.integers(1, 40), weights=WEIGHTS)
