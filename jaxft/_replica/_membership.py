@@ -43,8 +43,9 @@ _log = logging.getLogger("jaxft")
 
 # What makes the MACs of a job with a token.
 _MACS = "cryptography.hazmat.primitives.ciphers.aead"
-# Rank 0 tells the others its incarnation and its address in this many bytes.
-_CALL_BYTES = 512
+# Rank 0 tells the others its incarnation and its address in this many bytes: enough for the most network interfaces
+# that `host` may name, 64, with the longest names that DNS has.
+_CALL_BYTES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
