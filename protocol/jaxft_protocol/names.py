@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections.abc import Sequence
 
 # Why a group is missing that has said so: an exception ended its loop. Any other reason is a failure.
 LEFT = "it left"
@@ -14,6 +15,10 @@ DRAINED = "it was drained"
 MESHES = "meshes"
 ANY_MESHES = "any"
 
+# Texts go to every group: a job of a thousand groups must not send a thousand names or reasons to each of them, and
+# each of them must not log as many.
+MAX_LISTED = 10
+
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -25,6 +30,13 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     """
     parts = _DIGITS.split(name)
     return (*((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts), (2, 0, name))
+
+
+def listed(items: Sequence[str], separator: str = ", ") -> str:
+    """Join the first few of many items, and say how many more there are."""
+    more = len(items) - MAX_LISTED
+    shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
+    return separator.join(shown)
 
 
 def one_line(text: str) -> str:

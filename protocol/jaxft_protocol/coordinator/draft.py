@@ -23,11 +23,8 @@ from jaxft_protocol.messages import (
     Release,
     Waiting,
 )
-from jaxft_protocol.names import natural_key
+from jaxft_protocol.names import listed, natural_key
 from jaxft_protocol.values import changed
-
-# Texts go to every group: a job of a thousand groups must not send a thousand names or reasons to each of them.
-MAX_LISTED = 10
 
 
 class Draft:
@@ -174,13 +171,6 @@ class Draft:
         for group in self.job.groups.values():
             if group.phase is not GroupPhase.LEAVING:
                 self.send(group, messages[group.has_fresh_state])
-
-
-def listed(items: Sequence[str], separator: str = ", ") -> str:
-    """Join the first few of many items, and say how many more there are."""
-    more = len(items) - MAX_LISTED
-    shown = [*items[:MAX_LISTED], f"{more} more"] if more > 0 else items
-    return separator.join(shown)
 
 
 def names_text(groups: Sequence[Group]) -> str:

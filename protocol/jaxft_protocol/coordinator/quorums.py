@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from jaxft_protocol.coordinator import assign, digests, draining, founding, halting, progress
-from jaxft_protocol.coordinator.draft import Draft, as_member, listed, names_text
+from jaxft_protocol.coordinator.draft import Draft, as_member, names_text
 from jaxft_protocol.coordinator.job import Ballot, FailedVote, Frontier, Group, GroupPhase, Holder, Job
 from jaxft_protocol.messages import (
     Change,
@@ -43,7 +43,7 @@ from jaxft_protocol.messages import (
     Step,
     Vote,
 )
-from jaxft_protocol.names import ANY_MESHES, MESHES, gone_text, natural_key
+from jaxft_protocol.names import ANY_MESHES, MESHES, gone_text, listed, natural_key
 from jaxft_protocol.values import changed
 
 # How often the same members may retry the same step before one of them is evicted.

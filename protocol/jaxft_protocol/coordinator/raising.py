@@ -17,9 +17,10 @@ all its members vote, and the job waits as usual for the group whose own failure
 from collections.abc import Mapping
 
 from jaxft_protocol.coordinator import halting, quorums
-from jaxft_protocol.coordinator.draft import MAX_LISTED, Draft, listed
+from jaxft_protocol.coordinator.draft import Draft
 from jaxft_protocol.coordinator.job import Group, GroupPhase, Raise
 from jaxft_protocol.messages import GroupName, HaltKind, Step, Vote
+from jaxft_protocol.names import MAX_LISTED, listed
 
 # The texts of this many groups are kept; more than two prove nothing new.
 MAX_KEPT = MAX_LISTED

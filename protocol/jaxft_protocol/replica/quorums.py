@@ -1,7 +1,7 @@
 """Quorums, votes and commits."""
 
 from jaxft_protocol.messages import NewQuorum, QuorumId, Step, Vote
-from jaxft_protocol.names import ENDED, LEFT, done_again, gone_text
+from jaxft_protocol.names import ENDED, LEFT, done_again, gone_text, listed
 from jaxft_protocol.replica import sessions
 from jaxft_protocol.replica.draft import Draft
 from jaxft_protocol.replica.state import Phase
@@ -72,10 +72,10 @@ def _resume_line(frontier: Step, resumed: Step) -> str:
 
 
 def _quorum_line(before: QuorumId, quorum: NewQuorum, *, retried: bool) -> str:
-    left = "; ".join(gone_text(change.group, change.reason) for change in quorum.left)
-    joined = ", ".join(change.group for change in quorum.joined)
+    left = listed([gone_text(change.group, change.reason) for change in quorum.left], "; ")
+    joined = listed([change.group for change in quorum.joined])
     what = "; ".join(text for text in (left, f"joined {joined}" if joined else "") if text)
-    names = ", ".join(member.group for member in quorum.members)
+    names = listed([member.group for member in quorum.members])
     # At the end of a run, groups leave one after the other, and nothing failed.
     ending = bool(quorum.left) and all(change.reason in (ENDED, LEFT) for change in quorum.left)
     again = "goes on with" if ending else "retries"

@@ -256,6 +256,17 @@ def test_a_quorum_at_its_step_is_an_attempt():
     assert group.notes == ["quorum 0 -> 1: shards reassigned; now a, b; from step 0"]
 
 
+def test_a_quorum_of_many_is_a_line_that_people_can_read():
+    names = [GroupName(f"g-{number}") for number in range(2000)]
+    lost = tuple(Change(name, "its connection closed") for name in names[:500])
+    made = replace(quorum(1, 0, "a", *names[500:]), joined=tuple(map(Change, names[500:])), left=lost)
+    (line,) = joining().hear(made).notes
+    assert "lost g-0 (its connection closed); lost g-1 (" in line
+    assert "; 490 more; joined g-500, g-501, " in line
+    assert "g-509, 1490 more; now a, g-500, " in line
+    assert line.endswith("g-508, 1491 more; from step 0")
+
+
 def test_a_finished_exchange_is_a_vote_and_no_commit():
     group = voted()
     assert group.said == [Vote(QuorumId(1), Step(0), ok=True)]
