@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 
 from jaxft._callers import one_caller
 from jaxft._errors import ConfigurationError, JaxftError, StepError
@@ -517,7 +518,7 @@ def _checked_axis(axis: Axis) -> Axis:
     """Raise ConfigurationError for a number of shards, or a name of their axis, that cannot be right."""
     shards, name = axis.shards, axis.name
     if shards is not None:
-        shards = whole("shards, the number of slices of a step's batch,", shards, 1)
+        shards = whole("shards, the number of slices of a step's batch,", shards, 1, MAX_SHARDS)
     if name is not None and (not isinstance(name, str) or shards is None):
         raise ConfigurationError(
             f"axis_name is {name!r} and shards is {shards!r}. The axis has a name, a str, and a size, which is the "

@@ -74,6 +74,12 @@ def test_shards_that_are_not_a_number(shards: Any) -> None:
         jaxft.data.from_iterator(lambda shard: iter([1]), shards)
 
 
+def test_more_shards_than_a_coordinator_accepts() -> None:
+    jaxft.fault_tolerant(train_step, None, shards=65536)
+    with pytest.raises(ConfigurationError, match=r"shards.* must be at most 65536, not 65537"):
+        jaxft.fault_tolerant(train_step, None, shards=65537)
+
+
 def test_numbers_of_batches_that_are_none() -> None:
     with pytest.raises(ConfigurationError, match=r"samples_per_shard must be an int of at least 1, not '8'"):
         jaxft.data.Batches([1, 2], shards=1, samples_per_shard="8")  # type: ignore[arg-type]
