@@ -36,7 +36,7 @@ END_WITHIN_S = 10.0
 
 
 def run(arguments: Arguments) -> None:
-    """Serve until SIGTERM or SIGINT; exit with a message if that cannot be done."""
+    """Serve until SIGTERM, SIGINT or SIGHUP; exit with a message if that cannot be done."""
     ending = threading.Timer(END_WITHIN_S, _end_now)
     ending.daemon = True
     try:
@@ -66,7 +66,7 @@ def _end_now() -> None:
 
 
 async def serve(arguments: Arguments, on_stop: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then call `on_stop`, end the streams and return."""
+    """Serve until SIGTERM, SIGINT or SIGHUP, then call `on_stop`, end the streams and return."""
     if file := os.environ.get(_ALIVE_FILE):
         _give_signs(Path(file))
     options = Options(
@@ -105,9 +105,11 @@ def _give_signs(file: Path) -> None:
 
 @contextlib.contextmanager
 def _set_by_signals(stopped: asyncio.Event) -> Iterator[None]:
-    """Within the context, SIGTERM and SIGINT set the event. A closed loop of uvloop would keep its handlers."""
+    """Within the context, the signals that end it set the event. A closed loop of uvloop would keep its handlers."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup it is to outlive its terminal
+        numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, stopped.set)
     try:

@@ -1,5 +1,6 @@
 """The command `jaxft-coordinator`, as a separate process."""
 
+import contextlib
 import logging
 import os
 import queue
@@ -47,12 +48,18 @@ print("imported")
 
 @pytest.fixture
 def coordinator() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with started() as here:
+        yield here
+
+
+@contextlib.contextmanager
+def started(*through: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A coordinator that listens, and its port. Its limit of open files is lower than it need be."""
-    command = [*LIMITED, *COMMAND, "--bind", "localhost:0", "--log-level", "INFO"]
+    command = [*through, *LIMITED, *COMMAND, "--bind", "localhost:0", "--log-level", "INFO"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            # gRPC may write its own lines first, such as that one of two addresses is taken.
+            # gRPC may write its own lines first.
             said = (
                 re.search(r"coordinator listens on localhost:0 \(port (\d+)\)", line)
                 for line in process.stderr
@@ -211,8 +218,9 @@ def test_the_defaults_are_all_right():
     assert problem_of(Arguments(log_level="debug")) == ""
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_it_raises_its_limits_and_ends_well_while_a_stream_is_open(
-    coordinator: tuple[subprocess.Popen[str], int],
+    coordinator: tuple[subprocess.Popen[str], int], number: signal.Signals
 ):
     process, port = coordinator
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -224,13 +232,21 @@ def test_it_raises_its_limits_and_ends_well_while_a_stream_is_open(
         assert next(answers).HasField("challenge")
         assert isinstance(wire.coordinator_from_proto(next(answers)), Welcome)
         began_s = patience.machine_s()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         _, log = patience.communicate(process)
         assert patience.machine_s() - began_s < 3.0
         assert process.returncode == 0
         assert "coordinator stops" in log
         assert "Traceback" not in log
         said.put(None)
+
+
+def test_under_nohup_it_outlives_its_terminal():
+    with started("sh", "-c", 'trap "" HUP; exec "$@"', "sh") as (process, _):
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ignored = re.search(r"^SigIgn:\s*(\w+)$", status, re.MULTILINE)
+        assert ignored is not None
+        assert int(ignored[1], 16) & 1 << (signal.SIGHUP - 1)
 
 
 def test_a_port_in_use_is_a_message_and_status_1():
