@@ -16,7 +16,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ _BUDGET_S = 1e-3
 # on any recent data-centre GPU or TPU; half of that is assumed, not measured.
 _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
+# So many leaves of one kind are summed by one program, which is called for each such part of them. XLA compiles a
+# program in 9 ms of processor time for each leaf.
+_TOGETHER = 32
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
 # From the leaves to the sums of each mesh's leaves, and whether copies of a leaf differ, [leaves, 3] each.
@@ -41,11 +44,23 @@ _Fold: TypeAlias = Callable[[list[jax.Array]], list[jax.Array]]
 _Kind: TypeAlias = tuple[Sharding, tuple[int, ...], np.dtype]  # of a leaf
 
 
+class _Plan(NamedTuple):
+    """How a state of some types is summed.
+
+    Attributes:
+        parts: programs, and the numbers of the leaves that each is given.
+        order: the numbers of the leaves in the order of the results.
+    """
+
+    parts: Sequence[tuple[_Fold, Sequence[int]]]
+    order: Sequence[int]
+
+
 class StateDigest:
-    """Computes digests of the states of one program, with one compiled program per set of shapes and shardings."""
+    """Computes digests of the states of one program, with the same compiled programs for states of the same types."""
 
     def __init__(self) -> None:
-        self._folds: dict[tuple[_Kind, ...], tuple[_Fold, list[int]]] = {}
+        self._plans: dict[tuple[_Kind, ...], _Plan] = {}
 
     def start(self, leaves: Sequence[jax.Array]) -> "PendingDigest":
         """Dispatch the digest of a state's leaves without waiting for it. The first call compiles.
@@ -72,10 +87,11 @@ class StateDigest:
         kinds = tuple(
             (sharding, leaf.shape, leaf.dtype) for sharding, leaf in zip(shardings, leaves, strict=True)
         )
-        if kinds not in self._folds:
-            self._folds[kinds] = _fold_for(leaves, shardings)
-        fold, order = self._folds[kinds]
-        return PendingDigest(fold(list(leaves)), order)
+        if kinds not in self._plans:
+            self._plans[kinds] = _plan_for(leaves, kinds)
+        parts, order = self._plans[kinds]
+        sums = [one for fold, numbers in parts for one in fold([leaves[number] for number in numbers])]
+        return PendingDigest(sums, order)
 
 
 class PendingDigest:
@@ -133,10 +149,47 @@ def _mesh(sharding: Sharding) -> Mesh | None:
     return on if isinstance(on, Mesh) else None
 
 
-def _fold_for(leaves: Sequence[jax.Array], shardings: Sequence[Sharding]) -> tuple[_Fold, list[int]]:
+def _plan_for(leaves: Sequence[jax.Array], kinds: Sequence[_Kind]) -> _Plan:
+    placed = next((mesh for sharding, *_ in kinds if (mesh := _mesh(sharding)) is not None), None)
+    folds: dict[tuple[_Kind, ...], tuple[_Fold, list[int]]] = {}
+    parts: list[tuple[_Fold, Sequence[int]]] = []
+    order: list[int] = []
+    for numbers in _divided(kinds):
+        key = tuple(kinds[number] for number in numbers)
+        if key not in folds:
+            given = [leaves[number] for number in numbers]
+            folds[key] = _fold_for(given, [sharding for sharding, *_ in key], placed)
+        fold, places = folds[key]
+        parts.append((fold, numbers))
+        order += [numbers[place] for place in places]
+    return _Plan(parts, order)
+
+
+def _divided(kinds: Sequence[_Kind]) -> list[Sequence[int]]:
+    """The numbers of the leaves, divided into those of one kind, as many as are summed together, and the others."""
+    alike: dict[_Kind, list[int]] = {}
+    for number, kind in enumerate(kinds):
+        alike.setdefault(kind, []).append(number)
+    parts: list[Sequence[int]] = []
+    others: list[int] = []
+    for numbers in alike.values():
+        stop = len(numbers) - len(numbers) % _TOGETHER
+        parts += [numbers[start : start + _TOGETHER] for start in range(0, stop, _TOGETHER)]
+        others += numbers[stop:]
+    return [*parts, sorted(others)] if others else parts
+
+
+def _fold_for(
+    leaves: Sequence[jax.Array], shardings: Sequence[Sharding], placed: Mesh | None
+) -> tuple[_Fold, list[int]]:
     """Return what sums leaves like these that lie so, mesh by mesh, and the order of its results.
 
     Its results are joined on the host: no program adds arrays on different meshes with explicit axes.
+
+    Args:
+        leaves: some leaves of a state.
+        shardings: where they lie in the program.
+        placed: a mesh of the state, if one of all its leaves is on a mesh.
     """
     meshes: dict[Mesh | None, list[int]] = {}
     # Leaves of one mesh that are divided alike are neighbours, for `_joined_copies`.
@@ -154,7 +207,6 @@ def _fold_for(leaves: Sequence[jax.Array], shardings: Sequence[Sharding]) -> tup
             for mesh, numbers in meshes.items()
         ]
 
-    placed = next((mesh for mesh in meshes if mesh is not None), None)
     # Leaves without a mesh are computed on the devices of those with one; their sums are replicated.
     results = [
         None if placed is None else NamedSharding(placed if mesh is None else mesh, PartitionSpec())
