@@ -453,7 +453,7 @@ def test_sweeping_leaves_no_descriptor_behind() -> None:
     [
         ({"job": "a\nb"}, r"the name of a job must have only printable characters, unlike 'a\\nb'"),
         ({"group": "a\x1b[2J"}, "the name of a group must have only printable characters"),
-        ({"address": "x" * 8193}, "of group 'a' must be at most 8192 printable characters"),
+        ({"address": "x" * 24_577}, "of group 'a' must be at most 24576 printable characters"),
         ({"job": "x" * 201}, "the name of a job must have 1 to 200 characters, not 201"),
     ],
 )
