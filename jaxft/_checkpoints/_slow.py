@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
@@ -22,7 +21,8 @@ def said_if_slow(folder: Path, what: str) -> Iterator[None]:
 
     timer = threading.Timer(SLOW_WAIT_S, say)
     timer.daemon = True
-    once_there_is_room(timer.start)
+    with contextlib.suppress(RuntimeError):  # no room for a thread: what it says is not worth a wait
+        timer.start()
     try:
         yield
     finally:

@@ -2,15 +2,19 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jaxft._checkpoints import Checkpoints, _beginning, _folder, _slow
 from jaxft._checkpoints._beginning import NAME, Beginning
+from jaxft._transport import _room
 from tests import patience
+from tests.shortages import no_threads
 
 BEGUN = Beginning("job", 5, 0, 7)
 
@@ -70,3 +74,18 @@ def test_a_disk_that_answers_is_not_mentioned(
     assert Checkpoints(tmp_path).steps() == []
     assert not caplog.records
     patience.until(lambda: threading.active_count() <= before, "the timers to end")
+
+
+def test_without_room_for_a_thread_a_disk_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the line for a slow disk takes a thread."""
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits for a thread")
+
+    monkeypatch.setattr(_room, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    with no_threads():
+        _beginning.write(tmp_path, BEGUN)
+        assert _beginning.read(tmp_path) == BEGUN
+        assert Checkpoints(tmp_path).steps() == []
