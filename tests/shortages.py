@@ -45,11 +45,14 @@ def no_thread_at_first(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     Returns the names of those threads.
     """
-    start, refused = threading.Thread.start, set[str]()
+    start, refused, spent = threading.Thread.start, set[str](), list[threading.Thread]()
 
     def refuse_once(thread: threading.Thread) -> None:
+        if thread in spent:
+            raise RuntimeError("thread already started")  # as Python 3.13 says
         if thread.name.startswith("jaxft-") and thread.name not in refused:
             refused.add(thread.name)
+            spent.append(thread)
             raise RuntimeError("can't start new thread")
         start(thread)
 

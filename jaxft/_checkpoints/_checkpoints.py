@@ -27,7 +27,7 @@ from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
 from jaxft._checkpoints._written import wait_while_written
 from jaxft._errors import CannotRestore, ConfigurationError
 from jaxft._numbers import whole
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 
 _log = logging.getLogger("jaxft")
 
@@ -331,13 +331,8 @@ class Checkpoints:
             saver = self._lock(step, job)
             saver.begin()
         # A daemon: a disk that hangs must not keep the process alive. `finish` waits for the thread.
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(self._writing(manifest, state, group, digest), step, saver),
-            name="jaxft-checkpoint",
-            daemon=True,
-        )
-        once_there_is_room(self._thread.start)
+        writing = self._writing(manifest, state, group, digest)
+        self._thread = start_thread(self._write, writing, step, saver, name="jaxft-checkpoint")
 
     def _writing(
         self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None

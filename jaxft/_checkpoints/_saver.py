@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxft._checkpoints._readers import locked
 from jaxft._checkpoints._written import wait_while_written
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 
 _log = logging.getLogger("jaxft")
 
@@ -44,12 +44,12 @@ class SaverLock:
         self._swapping = threading.Lock()  # two threads may close it, and each descriptor once
         self.needless = False  # it is saved
         self.error: Exception | None = None  # why there is no lock
-        # A disk that hangs must not hold up the program.
-        self._thread = threading.Thread(target=self._take, name="jaxft-checkpoint-saver", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """Take the lock, as soon as no other process has it, and until it is closed."""
-        once_there_is_room(self._thread.start)
+        # In a thread: a disk that hangs must not hold up the program.
+        self._thread = start_thread(self._take, name="jaxft-checkpoint-saver")
 
     def wait(self, step: int, timeout_s: float) -> bool:
         """Wait until this process has the lock or needs none; return False if the one that has it gets no further.
@@ -65,6 +65,7 @@ class SaverLock:
                 *(waited_s, step, megabytes),
             )
 
+        assert self._thread is not None, "it has begun"
         if wait_while_written(self._thread, self._folder, timeout_s, say):
             return True
         _log.warning(
@@ -79,7 +80,8 @@ class SaverLock:
         """Let another process save. Idempotent."""
         self._over.set()
         self._release()
-        self._thread.join(_END_S)  # it may have taken the lock just now
+        if self._thread is not None:
+            self._thread.join(_END_S)  # it may have taken the lock just now
 
     def _release(self) -> None:
         with self._swapping:

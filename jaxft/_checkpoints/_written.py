@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from jaxft._checkpoints import _folder
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 
 LOOK_S = 1.0
 _JOIN_S = 0.5
@@ -23,10 +23,9 @@ class Written:
         self.size_bytes = 0
         self._folder = folder
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="jaxft-checkpoint-size", daemon=True)
 
     def __enter__(self) -> Self:
-        once_there_is_room(self._thread.start)
+        self._thread = start_thread(self._look, name="jaxft-checkpoint-size")
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 
 CLOSE_TIMEOUT_S = 5.0
 TURN_S = 0.05
@@ -32,14 +32,15 @@ class LoopThread:
         self._loop = _Loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._first: tuple[tuple[str, Coroutine[Any, Any, None]], ...] = ()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._thread: threading.Thread | None = None
         self._stopped = False
         self.turns = 0  # grows 20 times a second, as long as the loop runs
 
     def start(self, **tasks: Coroutine[Any, Any, None]) -> None:
         """Start the thread with its first tasks, by name."""
         self._first = (("clock", self._count_turns()), *tasks.items())
-        once_there_is_room(self._thread.start)
+        self._thread = start_thread(self._run, name=self._name)
 
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a task. Call it from the loop's thread."""
@@ -63,16 +64,18 @@ class LoopThread:
 
     def close(self) -> bool:
         """Stop the loop and wait for its thread; return whether the thread has ended."""
-        if self._thread.ident is None:
-            self._loop.close()  # never started: no thread will do it
-        elif self._thread.is_alive():
+        if self._thread is None:
+            self._loop.close()  # no thread will do it
+            return True
+        if self._thread.is_alive():
             self.stop()
             self._thread.join(CLOSE_TIMEOUT_S)
         return not self._thread.is_alive()
 
     def stands_at(self) -> str:
         """The current line of the thread, for logs."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        number = None if self._thread is None else self._thread.ident
+        frame = sys._current_frames().get(number or 0)
         if frame is None:
             return "its thread has ended"
         where = traceback.extract_stack(frame)[-1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxft_protocol.lines import append
 
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 
 _log = logging.getLogger("jaxft")
 
@@ -40,8 +40,7 @@ class LineFile:
         self._closing = threading.Event()
         path.parent.mkdir(parents=True, exist_ok=True)
         append(path, "")
-        self._thread = threading.Thread(target=self._write_until_closed, name="jaxft-events", daemon=True)
-        once_there_is_room(self._thread.start)
+        self._thread = start_thread(self._write_until_closed, name="jaxft-events")
 
     def put(self, line: str) -> None:
         """Write a line soon."""

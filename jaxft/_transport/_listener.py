@@ -61,7 +61,7 @@ from jaxft._transport._handshake import (
     refused,
 )
 from jaxft._transport._pending import PendingConnections
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import once_there_is_room, start_thread
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import SEND_FLAGS, Abort, close_in_children, recv_exactly, send_all, tune
 
@@ -142,8 +142,7 @@ class Listener:
         self._healing: set[socket.socket] = set()
         self._healing_lock = threading.Lock()
         self._closed = Abort()
-        self._thread = threading.Thread(target=self._run, name="jaxft-listener", daemon=True)
-        once_there_is_room(self._thread.start)
+        self._thread = start_thread(self._run, name="jaxft-listener")
 
     def take(
         self,

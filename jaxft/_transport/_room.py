@@ -7,6 +7,7 @@ another connection. Without, the training thread would raise, and end the group.
 import errno
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from itertools import count
@@ -47,6 +48,22 @@ def once_there_is_room(make: Callable[[], T]) -> T:
                 _log.warning(text, waited_s, _text(error), TIMEOUT_S - waited_s)
         time.sleep(min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S))
     raise AssertionError("an endless iterator has ended")
+
+
+def start_thread(target: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
+    """Start a daemon thread and return it. If there is no room for it, try again for a while.
+
+    Raises:
+        RuntimeError: there was none for so long; it says what to do.
+    """
+
+    def start() -> threading.Thread:
+        # A new one each time: Python 3.13 takes one that it could not start for one that runs.
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    return once_there_is_room(start)
 
 
 def is_shortage(error: OSError | RuntimeError) -> bool:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 
 from jaxft._transport._ctrl_c import ctrl_c_later
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 from jaxft._transport._sockets import Abort
 
 
@@ -28,9 +28,7 @@ class Team:
             name: of the thread.
             work: must raise nothing.
         """
-        thread = threading.Thread(target=self._run, args=(work, Abort()), name=name, daemon=True)
-        self._threads.append(thread)
-        once_there_is_room(thread.start)
+        self._threads.append(start_thread(self._run, work, Abort(), name=name))
 
     def wait(self) -> None:
         """Wait until all have ended. Ctrl-C is raised; call `end` then."""

@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import start_thread
 
 _log = logging.getLogger("jaxft")
 
@@ -49,8 +49,7 @@ class Workers:
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call a function in a thread, and return what will have its result."""
         if self._to_start:
-            thread = threading.Thread(target=_work, args=(self._tasks,), name="jaxft-data", daemon=True)
-            once_there_is_room(thread.start)
+            thread = start_thread(_work, self._tasks, name="jaxft-data")
             _threads[thread] = self._tasks
             self._to_start -= 1
         future: Future[Any] = Future()
