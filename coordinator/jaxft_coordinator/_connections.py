@@ -26,8 +26,11 @@ UNAUTHENTICATED_TIMEOUT_S = 15.0
 
 # Looks in a row that see connections wait, and none accepted. gRPC accepts within milliseconds.
 _MOST_IDLE_LOOKS = 10
-# In `struct tcp_info` of a listening socket: how many connections wait to be accepted.
-_WAITING = struct.Struct("=24xI")
+# The same while the queue is full: a flood of connections fills it again as soon as some are accepted.
+_MOST_FULL_LOOKS = 60
+# In `struct tcp_info` of a listening socket: how many connections wait to be accepted, and beyond how many none more
+# may.
+_WAITING = struct.Struct("=24xII")
 
 Peer = tuple[str, int]
 _Key = tuple[int, int, int]
@@ -45,12 +48,13 @@ class Connections:
         # At the last sweep: the connections, and how many waited to be accepted.
         self._seen: Set[Peer] = set()
         self._waiting = 0
+        self._is_full = False
         self._idle_looks = 0
 
     @property
     def accepts(self) -> bool:
         """False once connections have waited for long, and none was accepted."""
-        return self._idle_looks < _MOST_IDLE_LOOKS
+        return self._idle_looks < (_MOST_FULL_LOOKS if self._is_full else _MOST_IDLE_LOOKS)
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
         """End unauthenticated connections that are too old or too many; return how many were ended.
@@ -74,7 +78,7 @@ class Connections:
         """The descriptors of all connections to the port that are not an admitted group's."""
         found: dict[Peer, int] = {}
         admitted: dict[_Key, Peer] = {}
-        waiting = 0
+        waiting, self._is_full = 0, False
         for fd in map(int, os.listdir("/proc/self/fd")):
             try:
                 status = os.fstat(fd)  # a tenth of the time of os.readlink
@@ -83,7 +87,9 @@ class Connections:
             key = (fd, status.st_dev, status.st_ino)
             peer = self._groups.get(key) or _peer(fd, self._port)
             if peer is None:
-                waiting += _waiting_at(fd, self._port)
+                here, most = _waiting_at(fd, self._port)
+                waiting += here
+                self._is_full |= here > most
             elif peer in groups:
                 admitted[key] = peer
             else:
@@ -117,12 +123,15 @@ def _peer(fd: int, port: int) -> Peer | None:
     return None
 
 
-def _waiting_at(fd: int, port: int) -> int:
-    """How many connections to a port wait to be accepted; 0 if the descriptor is not that of its listener."""
+def _waiting_at(fd: int, port: int) -> tuple[int, int]:
+    """How many connections to a port wait to be accepted, and beyond how many its queue is full.
+
+    0 of 0 if the descriptor is not that of its listener.
+    """
     with contextlib.suppress(OSError), _borrowed(fd) as sock:
         if _is_at(sock, port) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return _WAITING.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))[0]
-    return 0
+            return _WAITING.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WAITING.size))
+    return 0, 0
 
 
 @contextlib.contextmanager

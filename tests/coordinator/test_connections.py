@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator._connections import _MOST_IDLE_LOOKS, Connections
+from jaxft_coordinator._connections import _MOST_FULL_LOOKS, _MOST_IDLE_LOOKS, Connections
 
 from tests import injection, patience
 
 
 @contextlib.contextmanager
-def listener(address: str = "127.0.0.1") -> Iterator[socket.socket]:
+def listener(address: str = "127.0.0.1", *, backlog: int | None = None) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family) as made:
+    with socket.create_server((address, 0), family=family, backlog=backlog) as made:
         yield made
 
 
@@ -64,6 +64,23 @@ def test_a_listener_whose_connections_end_at_once_is_busy() -> None:
                     server.setblocking(False)
                     server.accept()[0].close()
             assert look(connections)
+
+
+def test_a_listener_whose_queue_is_filled_as_soon_as_it_accepts_is_busy() -> None:
+    """As in a flood: the coordinator would end, and its groups find no place in the queue of the next one."""
+    with listener(backlog=0) as server, contextlib.ExitStack() as opened:
+        connections = Connections(server.getsockname()[1])
+        for _ in range(2 * _MOST_IDLE_LOOKS):
+            opened.enter_context(dial(server))
+            assert look(connections)
+            server.accept()[0].close()
+
+
+def test_a_full_queue_of_which_nothing_is_accepted_is_noticed_later() -> None:
+    with listener(backlog=0) as server, dial(server):
+        connections = Connections(server.getsockname()[1])
+        assert look(connections, _MOST_FULL_LOOKS - 1)
+        assert not look(connections)
 
 
 def test_connections_that_their_peers_have_closed_still_wait() -> None:
