@@ -6,7 +6,7 @@ Everything here runs in the session's loop.
 import asyncio
 import contextlib
 import logging
-import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -39,7 +39,7 @@ _OPTIONS = [
 ]
 
 # For gRPC's poller and the sockets of a channel; gRPC needs about half of them.
-_PIPES = 8
+_DESCRIPTORS = 16
 
 
 class Stream:
@@ -184,15 +184,12 @@ class Stream:
 
 def _check_room() -> None:
     """Raise ConnectionError if there are no descriptors for a channel: gRPC would abort the process."""
-    opened: list[int] = []
     try:
-        for _ in range(_PIPES):
-            opened += os.pipe()
+        with contextlib.ExitStack() as opened:
+            for _ in range(_DESCRIPTORS):
+                opened.enter_context(socket.socket())
     except OSError as error:
         raise ConnectionError(
             f"this process has no descriptors for a connection: {error.strerror}. If that is its limit (`ulimit -n`, "
             "LimitNOFILE= of systemd), raise it"
         ) from error
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
