@@ -22,6 +22,7 @@ from jaxft._replica._channel_target import channel_target
 from jaxft._replica._credentials import Credentials, Greeting, Unproven
 from jaxft._replica._loop import LoopThread
 from jaxft._transport._names import in_digits
+from jaxft._transport._room import MORE_DESCRIPTORS
 
 _log = logging.getLogger("jaxft")
 
@@ -190,6 +191,5 @@ def _check_room() -> None:
                 opened.enter_context(socket.socket())
     except OSError as error:
         raise ConnectionError(
-            f"this process has no descriptors for a connection: {error.strerror}. If that is its limit (`ulimit -n`, "
-            "LimitNOFILE= of systemd), raise it"
+            f"this process has no descriptors for a connection: {error.strerror}. {MORE_DESCRIPTORS}"
         ) from error

@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from itertools import count
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,6 +22,7 @@ _SAY_AFTER_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
+MORE_DESCRIPTORS = "If that is a limit of this process (`ulimit -n`, LimitNOFILE= of systemd), raise it"
 
 
 def once_there_is_room(make: Callable[[], T]) -> T:
@@ -32,8 +32,8 @@ def once_there_is_room(make: Callable[[], T]) -> T:
         OSError: there was no descriptor, or no memory, for so long; it says what to do.
         RuntimeError: the same for a thread.
     """
-    begun_s, say_after_s = time.monotonic(), _SAY_AFTER_S
-    for attempt in count():
+    begun_s, say_after_s, pause_s = time.monotonic(), _SAY_AFTER_S, _FIRST_PAUSE_S
+    while True:
         try:
             return make()
         except (OSError, RuntimeError) as error:
@@ -46,8 +46,8 @@ def once_there_is_room(make: Callable[[], T]) -> T:
                 say_after_s = math.inf
                 text = "No room for a connection or a thread for %.1f s (%s); tries again for %.0f s."
                 _log.warning(text, waited_s, _text(error), TIMEOUT_S - waited_s)
-        time.sleep(min(_FIRST_PAUSE_S * 2**attempt, _LONGEST_PAUSE_S))
-    raise AssertionError("an endless iterator has ended")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def start_thread(target: Callable[..., object], *arguments: object, name: str) -> threading.Thread:
@@ -78,8 +78,7 @@ def _explained(error: OSError | RuntimeError, waited_s: float) -> OSError | Runt
     if isinstance(error, OSError):
         return OSError(
             error.errno,
-            f"{_text(error)}, for {waited_s:.1f} s. If that is a limit of this process (`ulimit -n`, LimitNOFILE= "
-            "of systemd), raise it; `ls -l /proc/PID/fd` shows what is open",
+            f"{_text(error)}, for {waited_s:.1f} s. {MORE_DESCRIPTORS}; `ls -l /proc/PID/fd` shows what is open",
         )
     return RuntimeError(
         f"{_text(error)}, for {waited_s:.1f} s. If that is a limit on processes (`ulimit -u`, TasksMax= of systemd, "
