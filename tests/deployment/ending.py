@@ -11,8 +11,11 @@ from tests import patience
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+waits = sys.argv[1] == "wait"
+if waits:  # a signal that comes just before signal.pause() does not end it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 print("up", flush=True)
-signal.pause() if sys.argv[1] == "wait" else sys.exit(int(sys.argv[1]))
+signal.sigwait({signal.SIGTERM}) if waits else sys.exit(int(sys.argv[1]))
 """
 
 

@@ -35,9 +35,9 @@ match sys.argv[1:]:
     case ["work"]:
         import subprocess
         worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         print("up", flush=True)
-        signal.pause()
+        signal.sigwait({signal.SIGTERM})
         worker.communicate(b"done")
         print("the worker has ended with", worker.returncode, flush=True)
     case ["show"]:
