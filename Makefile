@@ -114,4 +114,4 @@ stubs: $(STAMP)  ## regenerate the gRPC stubs
 	$(BIN)/python protocol/generate_stubs.py
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-oldest .venv-parity .venv-ray docs/_build jaxft/_exchange/liblane.so
+	rm -rf $(VENV) .venv-maxtext .venv-newest .venv-oldest .venv-parity .venv-ray docs/_build jaxft/_exchange/liblane.so

@@ -96,7 +96,8 @@ def _check(eqn: Eqn, axis: Axis) -> None:
         raise StepError(
             f"The step calls jax.lax.{eqn.primitive.name} over {axis.name!r} ({line}). Groups exchange sums and "
             "means: over the axis of the shards a step may use lax.pmean, lax.psum, lax.axis_index and "
-            "lax.axis_size, and nothing else. Write it in terms of these, or do it within a shard."
+            "lax.axis_size, and nothing else. Write it in terms of these (docs/porting.md has a maximum), or do it "
+            "within a shard."
         )
     if tuple(eqn.params["axes"]) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
         raise StepError(

@@ -1,6 +1,6 @@
 """`make loops`: run other people's loops under kills, and print the table of docs/porting.md.
 
-Sources are downloaded from GitHub into a cache. `uv pip install --group loops` first.
+Sources are downloaded from GitHub into a cache, or installed from PyPI. `uv pip install --group loops` first.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.loops.loop import Loop, loops
-from tests.loops.run import Outcome, prepare, run
+from tests.loops.run import Outcome, interpreter, prepare, run
 from tests.loops.table import row, write_table
 
 CACHE = Path.home() / ".cache" / "jaxft-loops"
@@ -22,6 +22,10 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--extra", default="", help="more arguments of the loop's program")
+    parser.add_argument(
+        "--newer", default="python3.12", help="a Python for loops that do not run on this one"
+    )
     parser.add_argument("--keep", type=Path, help="keep programs and logs in this folder")
     parser.add_argument("--write", action="store_true", help="write the rows into docs/porting.md")
     options = parser.parse_args()
@@ -29,8 +33,17 @@ def main() -> int:
     chosen = [loop for loop in loops() if loop.name in options.names or not options.names]
     outcomes: dict[str, tuple[Loop, Outcome]] = {}
     for loop in chosen:
-        program = prepare(loop, cache=options.cache, folder=folder / loop.name)
-        outcome = run(loop, program, kills=options.kills, groups=options.groups, seed=options.seed)
+        python = interpreter(loop, options.newer)
+        program = prepare(loop, python, cache=options.cache, folder=folder / loop.name)
+        outcome = run(
+            loop,
+            python,
+            program,
+            extra=options.extra,
+            kills=options.kills,
+            groups=options.groups,
+            seed=options.seed,
+        )
         outcomes[loop.name] = loop, outcome
         sys.stdout.write(f"{row(loop, outcome)}  {outcome.problems}\n")
         sys.stdout.flush()

@@ -1,8 +1,9 @@
 """One loop: where its source comes from, and the lines of ours that change it.
 
 A file in `edits/` holds a header, `name: value` on each line, and two lists of edits, after the lines `== sizes` and
-`== jaxft`. Sizes make the loop short enough for a CPU, or replace what needs a download; they do not count. An edit
-names lines of the original and holds only our lines, as an ed script does:
+`== jaxft`. The header names a repository, a commit and a path; or a package of PyPI, what else it needs, and the path
+in it. Sizes make the loop short enough for a CPU, or replace what needs a download; they do not count. An edit names
+lines of the original and holds only our lines, as an ed script does:
 
     12c          replace line 12 (or 12,14c) by the lines that follow, up to a single dot
     12a          add the lines that follow, up to a single dot, after line 12
@@ -56,8 +57,20 @@ class Loop:
     def goal(self) -> int:
         return int(self.header.get("goal", "10"))
 
+    @property
+    def package(self) -> str | None:
+        """The package of PyPI that the loop is a module of, as `name==version`; None if it is one of a repository."""
+        return self.header.get("package")
+
+    @property
+    def url(self) -> str:
+        """Where to read the original."""
+        if self.package is not None:
+            return f"https://pypi.org/project/{self.package.replace('==', '/')}/"
+        return f"https://github.com/{self.header['repo']}/blob/{self.header['commit']}/{self.header['path']}"
+
     def paths(self) -> tuple[str, ...]:
-        """The loop's own path in its repository, and those of the modules that it imports from there."""
+        """The loop's own path in its repository or package, and those of the modules that it imports from there."""
         return (self.header["path"], *self.header.get("also", "").split())
 
     def edited(self, source: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -12,9 +13,11 @@ from typing import Any
 from tests.loops.loop import Loop, python_of
 
 STANDINS = Path(__file__).with_name("standins")
+ROOT = Path(__file__).parents[2]
 RAW = "https://raw.githubusercontent.com"
 # Of the download of one file, and of one run under kills.
 FETCH_S = 60
+INSTALL_S = 1200
 RUN_S = 1800
 # The kills fall into these phases of a step, over this time: the last victim must return on a busy machine.
 PHASES = "compute,exchange,vote,apply"
@@ -32,7 +35,40 @@ class Outcome:
     problems: str
 
 
-def prepare(loop: Loop, *, cache: Path, folder: Path) -> Path:
+def interpreter(loop: Loop, newer: str) -> Path:
+    """Return the Python that runs a loop: this one, or of a package one in an environment that holds it.
+
+    The environment is made once, in the repository's `.venv-NAME`, with the Python `newer` if this one is too old.
+
+    Raises:
+        SystemExit: `newer` is not there, or the packages cannot be installed.
+    """
+    if loop.package is None:
+        return Path(sys.executable)
+    needed = tuple(map(int, loop.header["python"].split(".")))
+    base = sys.executable if sys.version_info >= needed else shutil.which(newer)
+    if base is None:
+        raise SystemExit(
+            f"{loop.package} needs Python {loop.header['python']}, this is {sys.version.split()[0]}, and there is no "
+            f"{newer}. Name another one with `--newer`, such as `make loops ARGS='--newer /usr/bin/python3.13'`."
+        )
+    made, uv = ROOT / f".venv-{loop.name}", str(Path(sys.executable).with_name("uv"))
+    python, complete = made / "bin" / "python", made / loop.package
+    if not complete.exists():
+        install = [uv, "pip", "install", "--quiet", "--python", str(python)]
+        ours = [part for folder in ("protocol", "coordinator", ".") for part in ("-e", str(ROOT / folder))]
+        for command in (
+            [uv, "venv", "--quiet", "--clear", "--python", base, str(made)],
+            [*install, "--no-deps", loop.package],
+            [*install, *loop.header["needs"].split(), *ours],
+        ):
+            if subprocess.run(command, timeout=INSTALL_S).returncode != 0:
+                raise SystemExit(f"{loop.name} cannot be installed: {' '.join(command)} failed")
+        complete.touch()
+    return python
+
+
+def prepare(loop: Loop, python: Path, *, cache: Path, folder: Path) -> Path:
     """Write the loop on jaxft into `folder`, with the modules that it imports from its repository; return its path.
 
     Raises:
@@ -41,7 +77,12 @@ def prepare(loop: Loop, *, cache: Path, folder: Path) -> Path:
     main, *others = loop.paths()
     program = folder / "train.py"
     program.parent.mkdir(parents=True)
-    program.write_text(loop.edited(python_of(_fetched(loop, main, cache), main)))
+    if loop.package is None:
+        source = _fetched(loop, main, cache)
+    else:
+        (packages,) = python.parents[1].glob("lib/python*/site-packages")
+        source = (packages / main).read_text()
+    program.write_text(loop.edited(python_of(source, main)))
     for path in others:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,19 +109,24 @@ def _fetched(loop: Loop, path: str, cache: Path) -> str:
     return kept.read_text()
 
 
-def run(loop: Loop, program: Path, *, kills: int, groups: int, seed: int) -> Outcome:
-    """Run the loop undisturbed, and under kills in several groups; return whether the states have the same bits."""
+def run(
+    loop: Loop, python: Path, program: Path, *, extra: str = "", kills: int, groups: int, seed: int
+) -> Outcome:
+    """Run the loop undisturbed, and under kills in several groups; return whether the states have the same bits.
+
+    `extra` holds more arguments of the loop's program.
+    """
     folder = program.parent
     verdict, corpus = folder / "verdict.json", folder / "corpus.txt"
     corpus.write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(1000)))
-    arguments = loop.header.get("arguments", "").replace("{corpus}", str(corpus)).split()
-    jaxft = str(Path(sys.executable).with_name("jaxft"))
+    arguments = f"{loop.header.get('arguments', '')} {extra}".replace("{corpus}", str(corpus)).split()
+    jaxft = str(python.with_name("jaxft"))
     command = [jaxft, "chaos", "--kills", str(kills), "--groups", str(groups), "--seed", str(seed)]
     command += ["--phases", PHASES, "--minutes", str(MINUTES), "--silence-timeout-s", str(SILENCE_S)]
     command += ["--json", str(verdict), "--keep", str(folder / "runs")]
     with (folder / "chaos.log").open("w") as log:
         subprocess.run(
-            [*command, "--", sys.executable, str(program), *arguments],
+            [*command, "--", str(python), str(program), *arguments],
             cwd=folder,
             env=_environment(loop, folder),
             stdout=log,
@@ -101,6 +147,7 @@ def _environment(loop: Loop, folder: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "MPLBACKEND": "agg",
+        "DECOUPLE_GCLOUD": "TRUE",  # MaxText without Google's clients
         "PYTHONPATH": os.pathsep.join((str(STANDINS), str(folder))),
         "STANDIN_SAMPLES": loop.header.get("samples", "2048"),
         "JAX_NUM_CPU_DEVICES": loop.header.get("devices", "1"),

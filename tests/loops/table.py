@@ -11,8 +11,7 @@ HEAD = "| loop | source | lines | kills | steps | bits |\n| --- | --- | --- | --
 
 
 def row(loop: Loop, outcome: Outcome) -> str:
-    url = f"https://github.com/{loop.header['repo']}/blob/{loop.header['commit']}/{loop.header['path']}"
-    source = f"[{loop.header['path'].rsplit('/', 1)[-1]}]({url})"
+    source = f"[{loop.package or loop.header['path'].rsplit('/', 1)[-1]}]({loop.url})"
     bits = "the same" if outcome.same_bits else "**other**"
     cells = (
         loop.header["title"],

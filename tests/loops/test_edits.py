@@ -62,7 +62,7 @@ def test_the_code_of_a_notebook() -> None:
 
 def test_no_loop_takes_more_lines_than_promised() -> None:
     larger = {loop.name for loop in loops() if loop.goal != 10}
-    assert larger == {"equinox_dcgan", "haiku_gan", "optax_dpsgd"}
+    assert larger == {"equinox_dcgan", "flax_gemma", "haiku_gan", "nanodo", "optax_dpsgd"}
     assert {loop.name: loop.added for loop in loops() if loop.added > min(loop.goal, 20)} == {}
     lines = [line for loop in loops() for edit in loop.ours for line in edit.lines]
     assert [line for line in lines if len(line) > WIDTH] == []
@@ -73,7 +73,7 @@ def test_every_loop_has_a_row_whose_lines_are_those_of_its_edits() -> None:
     assert {loop.header["title"] for loop in loops()} == set(table)
     for loop in loops():
         assert f" | +{loop.added} -{loop.removed} | " in table[loop.header["title"]], loop.name
-        assert f"{loop.header['repo']}/blob/{loop.header['commit']}/" in table[loop.header["title"]]
+        assert f"]({loop.url}) |" in table[loop.header["title"]]
 
 
 def test_at_least_ten_loops_end_with_the_same_bits() -> None:
@@ -93,4 +93,11 @@ def test_a_row_says_when_bits_differ() -> None:
     loop = Loop("x", {"title": "t", "repo": "o/r", "commit": "c", "path": "a/b.py"}, (), ())
     assert row(loop, Outcome(2, 80, False, "")) == (
         "| t | [b.py](https://github.com/o/r/blob/c/a/b.py) | +0 -0 | 2 | 80 | **other** |"
+    )
+
+
+def test_the_row_of_a_package_names_its_version() -> None:
+    loop = Loop("x", {"title": "t", "package": "p==1.2", "path": "p/b.py"}, (), ())
+    assert row(loop, Outcome(2, 80, True, "")) == (
+        "| t | [p==1.2](https://pypi.org/project/p/1.2/) | +0 -0 | 2 | 80 | the same |"
     )

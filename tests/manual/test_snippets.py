@@ -280,6 +280,51 @@ def drops_other_inputs_in_each_shard_and_step(text: str, folder: Path) -> None:
     assert len({noise.tobytes() for noise in drawn}) == 3 * 2
 
 
+@stage("porting.md", "def pmax(tree, shards)")
+def takes_the_maximum_over_shards(text: str, folder: Path) -> None:
+    pmax = ran(text, jax=jax, jnp=jnp, jaxft=jaxft).pmax
+    batch = {"amax": np.float32([[-3.0, 1.0], [-7.0, np.nan], [-5.0, 2.0]]), "count": np.int32([3, 9, 4])}
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        return pmax(batch, 3), {}
+
+    state: Any = {"amax": jnp.zeros(2), "count": jnp.int32(0)}
+    state, _ = jaxft.fault_tolerant(train_step, None, shards=3)(
+        state, lambda step, shard: jax.tree.map(lambda leaf: leaf[shard], batch)
+    )
+    assert state["amax"][0] == -3.0
+    assert np.isnan(state["amax"][1])  # as in numpy, if one is NaN
+    assert state["count"] == 9
+
+
+@stage("porting.md", "once.reset()")
+def adds_up_metrics_and_begins_again(text: str, folder: Path) -> None:
+    def loss_fn(model: Any, batch: Any) -> jax.Array:
+        return jnp.mean(batch) + 0 * jnp.sum(model(jnp.ones(3)))
+
+    def at_zero(state: Any) -> Any:
+        metrics = nnx.clone(state[2])
+        metrics.reset()
+        return (*state[:2], metrics)
+
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    train_step = ran(text, jax=jax, jnp=jnp, nnx=nnx, jaxft=jaxft, loss_fn=loss_fn).train_step
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    state: Any = model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), nnx.metrics.Average("loss")
+    means: list[float] = []
+
+    def batch_for(step: int, shard: int) -> np.ndarray:
+        return np.full(2, 10.0 * step + shard, np.float32)
+
+    state = step.join(state, batch_for)
+    for number in step.steps(4):
+        if number == 3:
+            state = step.edit(state, at_zero)
+        state, _ = step(state, batch_for)
+        means.append(float(state[2].total[...]) / int(state[2].count[...]))
+    assert means == [0.5, 5.5, 10.5, 30.5]
+
+
 @stage("data.md", "optax.microbatching")
 def accumulates(text: str, folder: Path) -> None:
     assert text.endswith("    ...\n")

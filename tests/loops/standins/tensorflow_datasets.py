@@ -82,7 +82,23 @@ class _Dataset:
         return _Dataset(stream)
 
 
+class _Text:
+    """Sentences in place of lm1b."""
+
+    def __init__(self, split):
+        self._first = 0 if split == "train" else SAMPLES
+
+    def __len__(self):
+        return SAMPLES
+
+    def __getitem__(self, index):
+        number = self._first + int(index)
+        return {"text": f"{number} times {number} is {number * number}."}
+
+
 def data_source(name, split):
+    if name == "lm1b":
+        return _Text(split)
     return [_Source(name, one) for one in split] if isinstance(split, list) else _Source(name, split)
 
 
@@ -96,6 +112,10 @@ def load(name, split=None, with_info=False, **_):
     data = _Dataset(lambda: (source[i] for i in numbers))
     info = SimpleNamespace(splits={split: SimpleNamespace(num_examples=len(numbers))})
     return (data, info) if with_info else data
+
+
+def split_for_jax_process(split, **_):
+    return split
 
 
 def as_numpy(data):
