@@ -28,6 +28,7 @@ def run_doctor(options: DoctorOptions) -> int:
 def findings(options: DoctorOptions) -> Iterator[Finding]:
     """Check one thing after the other."""
     yield from _machine_checks.versions()
+    yield from _machine_checks.bytecode()
     if options.devices:
         yield from _devices()
     yield from _machine_checks.lane()

@@ -1,5 +1,7 @@
 """What `jaxft doctor` checks on this machine alone."""
 
+import importlib.util
+import os
 import re
 import resource
 import sys
@@ -51,6 +53,32 @@ def version_findings(found: Mapping[str, str]) -> Iterator[Finding]:
 
 def _release(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:3])
+
+
+def bytecode() -> Iterator[Finding]:
+    """Check that a process which starts finds JAX compiled to bytecode, or leaves it for the next one."""
+    spec = importlib.util.find_spec("jax")
+    if spec is not None and spec.origin is not None:
+        yield from bytecode_findings(Path(spec.origin), writes=not sys.dont_write_bytecode)
+
+
+def bytecode_findings(module: Path, *, writes: bool) -> Iterator[Finding]:
+    """Check it for a module of JAX, given its source.
+
+    Args:
+        module: its path.
+        writes: whether Python writes bytecode.
+    """
+    kept = Path(importlib.util.cache_from_source(str(module)))
+    folder = next(parent for parent in kept.parents if parent.exists())
+    if kept.exists() or (writes and os.access(folder, os.W_OK)):
+        return
+    why = f"{folder} cannot be written to" if writes else "PYTHONDONTWRITEBYTECODE is set"
+    yield warn(
+        f"there is no bytecode of JAX, and Python keeps none ({why}): each process compiles all that it imports",
+        "compile once, where the packages are installed, so that groups restart sooner: "
+        f"`python -m compileall -q {module.parents[1]}`, or `uv pip install --compile-bytecode`",
+    )
 
 
 def devices(platform: str, count: int, flags: str) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ FOREIGN = {"--partition", "--gpus-per-node", "--time", "--signal", "--nodelist",
 FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes"}
 FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_ftz"}
 # Of commands whose parser is not at hand: tests.loops, tests.simulation.
-OTHERS = {"--python", "--write", "--resume"}
+OTHERS = {"--python", "--write", "--resume", "--compile-bytecode"}
 OWN = {
     prefix: {"--" + each.name.replace("_", "-") for each in dataclasses.fields(options)}
     for prefix, options in PARSERS.items()

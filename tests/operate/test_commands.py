@@ -1,7 +1,9 @@
 """`jaxft status` and `jaxft doctor`, against a real coordinator with real groups."""
 
+import compileall
 import ctypes
 import json
+import os
 import re
 import socket
 import subprocess
@@ -177,6 +179,26 @@ def test_what_carries_out_exchanges_without_and_with_a_token(
     (finding,) = _machine_checks.lane()
     assert (finding.level, text in finding.text) == (level, True)
     assert ("C compiler" in finding.advice) == (level == "warn")
+
+
+def test_a_process_that_compiles_what_it_imports_each_time(tmp_path: Path) -> None:
+    module = tmp_path / "jax" / "__init__.py"
+    module.parent.mkdir()
+    module.touch()
+    assert not list(_machine_checks.bytecode_findings(module, writes=True))  # the next process has it
+    (warned,) = _machine_checks.bytecode_findings(module, writes=False)
+    assert (warned.level, "(PYTHONDONTWRITEBYTECODE is set)" in warned.text) == ("warn", True)
+    assert f"`python -m compileall -q {tmp_path}`" in warned.advice
+    compileall.compile_dir(tmp_path, quiet=2)
+    assert not list(_machine_checks.bytecode_findings(module, writes=False))
+
+
+def test_a_folder_of_packages_that_is_read_only_and_without_bytecode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    (warned,) = _machine_checks.bytecode_findings(tmp_path / "jax" / "__init__.py", writes=True)
+    assert f"({tmp_path} cannot be written to)" in warned.text
 
 
 def test_a_gpu_without_deterministic_kernels_is_a_warning() -> None:
