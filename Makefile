@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
+# Many images forbid Python to write bytecode, and each process would compile what it imports.
+export UV_COMPILE_BYTECODE := 1
+
 .PHONY: help setup demo chaos adversary test test-long test-newest test-oldest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
@@ -12,13 +15,12 @@ help:  ## this text
 
 setup: $(STAMP)  ## make the environment in .venv
 
-# With bytecode: many images forbid Python to write it, and each process would then compile what it imports.
 $(STAMP): pyproject.toml coordinator/pyproject.toml protocol/pyproject.toml $(wildcard lane/*)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxft needs Python 3.11 or newer; say which: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
 	@test "$(origin PYTHON)" = file || "$(PYTHON)" -c 'import os, sys; sys.exit(None if os.path.exists("$(VENV)/lib/python%d.%d" % sys.version_info[:2]) else "$(VENV) has another Python than $(PYTHON). Run make clean first, or choose another environment: make VENV=.venv-other ...")'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e protocol -e coordinator -e '.[llama3]' --group dev
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e protocol -e coordinator -e '.[llama3]' --group dev
 	@$(BIN)/python -m compileall -q jaxft protocol coordinator examples
 	@$(BIN)/python lane/build.py || true
 	@touch $(STAMP)

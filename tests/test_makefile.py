@@ -1,5 +1,6 @@
 """`make setup` on an environment that is there already."""
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -53,3 +54,12 @@ def test_another_version_of_python_is_refused_with_what_to_do(tmp_path: Path) ->
     assert done.returncode == 2
     assert f".venv has another Python than {sys.executable}. Run make clean first" in done.stderr
     assert not (folder / "calls").exists()
+
+
+def test_what_setup_installs_is_compiled() -> None:
+    """Where Python writes no bytecode, each of the many processes of a test would compile what it imports."""
+    for package in ("jax", "grpc", "numpy"):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        assert Path(importlib.util.cache_from_source(spec.origin)).exists(), package

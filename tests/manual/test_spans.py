@@ -14,12 +14,12 @@ from tests.manual.blocks import PAGES, PARSERS, ROOT, Wrong, check_command
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-# Of Slurm, XLA, helm and etcd.
+# Of Slurm, XLA, helm, etcd and uv.
 FOREIGN = {"--partition", "--gpus-per-node", "--time", "--signal", "--nodelist", "--set", "--name", "--help"}
-FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes"}
+FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes", "--compile-bytecode"}
 FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_ftz"}
 # Of commands whose parser is not at hand: tests.loops, tests.simulation.
-OTHERS = {"--python", "--write", "--resume", "--compile-bytecode"}
+OTHERS = {"--python", "--write", "--resume"}
 OWN = {
     prefix: {"--" + each.name.replace("_", "-") for each in dataclasses.fields(options)}
     for prefix, options in PARSERS.items()
