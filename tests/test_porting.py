@@ -17,7 +17,7 @@ from tests import patience
 from tests.clusters import cluster
 
 PAGE = (Path(__file__).parents[1] / "docs" / "porting.md").read_text()
-(LOOP,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+LOOP, *_ = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 TOTAL = 250
 BATCHES = jaxft.data.Batches(
     np.random.default_rng(0).standard_normal((50, 3), dtype=np.float32), shards=4, samples_per_shard=3

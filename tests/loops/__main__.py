@@ -32,12 +32,12 @@ def main() -> int:
     folder = options.keep or Path(tempfile.mkdtemp(prefix="jaxft-loops-"))
     chosen = [loop for loop in loops() if loop.name in options.names or not options.names]
     outcomes: dict[str, tuple[Loop, Outcome]] = {}
+    pythons = {loop.name: interpreter(loop, options.newer) for loop in chosen}
     for loop in chosen:
-        python = interpreter(loop, options.newer)
-        program = prepare(loop, python, cache=options.cache, folder=folder / loop.name)
+        program = prepare(loop, pythons[loop.name], cache=options.cache, folder=folder / loop.name)
         outcome = run(
             loop,
-            python,
+            pythons[loop.name],
             program,
             extra=options.extra,
             kills=options.kills,
