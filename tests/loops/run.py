@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import patience
 from tests.loops.loop import Loop, python_of
 
 STANDINS = Path(__file__).with_name("standins")
@@ -17,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RAW = "https://raw.githubusercontent.com"
 # Of the download of one file, and of one run under kills.
 FETCH_S = 60
-INSTALL_S = 1200
+INSTALL_S = 1200.0
 RUN_S = 1800
 # The kills fall into these phases of a step, over this time: the last victim must return on a busy machine.
 PHASES = "compute,exchange,vote,apply"
@@ -62,7 +63,7 @@ def interpreter(loop: Loop, newer: str) -> Path:
             [*install, "--no-deps", loop.package],
             [*install, *loop.header["needs"].split(), *ours],
         ):
-            if subprocess.run(command, timeout=INSTALL_S).returncode != 0:
+            if patience.run(command, limit_s=INSTALL_S).returncode != 0:
                 raise SystemExit(f"{loop.name} cannot be installed: {' '.join(command)} failed")
         complete.touch()
     return python
