@@ -74,6 +74,9 @@ def fault_tolerant(
 
     A committed step consumes the state that it was given, whose arrays are deleted: keep only the new one.
 
+    Arrays that the step closes over are not part of the state, such as frozen weights: each group brings them. Those
+    of 1 MiB or more are inputs of the programs, and a digest of them is compared when a group joins.
+
     Example:
         >>> import jax, jax.numpy as jnp, jaxft
         >>> def train_step(params, batch):
@@ -469,11 +472,12 @@ class Step:
         if self._manager is None:
             return programs
         if isinstance(batch_for, OwnBatch):
-            settings = program_settings([programs.cut.apply])
+            settings = program_settings([programs.cut.apply], self._shared.closed_over)
         elif _types(first) == _types(example):
             return programs
         else:
-            settings = program_settings(self._cut_only(given, state, first).programs)
+            parts = self._cut_only(given, state, first).programs
+            settings = program_settings(parts, self._shared.closed_over)
         return replace(programs, fingerprint={**programs.fingerprint, **settings})
 
     def _cut_only(self, given: "_Given", state: Any, batch: Any) -> Cut:

@@ -8,7 +8,7 @@ from jaxft._errors import ConfigurationError
 _USERS = "settings."
 _NONE = "(none)"
 # Known only from the first call of the step.
-LATER = frozenset({"shards"})
+LATER = frozenset({"shards", "closed-over arrays"})
 
 
 def check_changed(changed: Collection[str]) -> None:

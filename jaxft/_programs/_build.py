@@ -13,7 +13,10 @@ from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
+from jaxft._programs._closed_over import ClosedOver, placement
+from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
+from jaxft._programs._inline import inline
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._overlap import Labels, overlapped
 from jaxft._programs._partition import Cut, cut
@@ -58,12 +61,13 @@ class Shared:
     # The types of the first state. A state that a step returns may differ from it in which types are weak: those of
     # Python's numbers are, and what a step makes of them need not be. Programs for it would have another `apply`.
     states: dict[Hashable, Sequence[Spec]] = field(default_factory=dict)
+    closed_over: ClosedOver = field(default_factory=ClosedOver)
 
     def specs(
-        self, leaves: Sequence[Any], batch_leaves: Sequence[Any]
+        self, leaves: Sequence[Any], batch_leaves: Sequence[Any], others: Sequence[Any] = ()
     ) -> tuple[Sequence[Spec], Sequence[Spec]]:
-        """The types to compile for, of the leaves of the state and of the batch."""
-        state_specs, batch_specs = specs(leaves, batch_leaves)
+        """The types to compile for, of the leaves of the state and of the batch, beside what the step closes over."""
+        state_specs, batch_specs = specs(leaves, batch_leaves, others)
         return self.states.setdefault(_types(state_specs), state_specs), batch_specs
 
     def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
@@ -112,13 +116,9 @@ def cut_programs(
     leaves = own(leaves, state)
     batch_leaves, batch_tree = jax.tree.flatten(batch)
     refuse_tracers(batch_leaves)
-    state_specs, batch_specs = shared.specs(leaves, batch_leaves)
-    traced = trace_step(
-        train_step,
-        (state_specs, state_tree),
-        (batch_specs, batch_tree),
-        static_args,
-        static_kwargs or {},
+    traced, state_specs, batch_specs = _traced(
+        *(train_step, (leaves, state_tree), (batch_leaves, batch_tree), static_args, static_kwargs or {}),
+        shared,
         axis,
     )
     is_first = _types(state_specs) not in shared.divisions
@@ -128,7 +128,7 @@ def cut_programs(
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, traced.state_names)
     inputs = [*batch_specs, SHARD_SPEC]
     try:
-        executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies)
+        executables = compile_cut(parts, state_specs, inputs, pinned, shared.applies, shared.closed_over)
     except ValueError as error:  # of JAX, which knows the leaves by their numbers in a program
         if found := apart(_names(traced), [*leaves, *batch_leaves]):
             raise ConfigurationError(found) from error
@@ -138,7 +138,7 @@ def cut_programs(
         if len(whole.stages) == len(parts.stages):
             shared.warn(_NOT_DIVIDED.format(overlap=overlap))
         pinned = pins(whole.contributions, state_specs, traced.state_names)
-        computes, _, _ = compile_computes(whole, state_specs, inputs, pinned)
+        computes, _, _ = compile_computes(whole, state_specs, inputs, pinned, shared.closed_over)
         given = [*batch_leaves, np.int32(0)]
         check_same_bits((whole, computes), (parts, executables.computes), leaves, given)
     if any(spec.sharding is not None for spec in state_specs):
@@ -152,6 +152,7 @@ def cut_programs(
         fingerprint={
             "overlap": _overlap_text(parts, overlap),
             **_describe(parts, contribution, traced.state_labels, state_specs, leaves, batch_leaves),
+            **program_settings(parts.programs, shared.closed_over),
         },
         flops=executables.flops,
         batch_key=batch_key(batch_leaves, batch_tree),
@@ -177,16 +178,51 @@ def cut_only(
     """Trace and cut a step as `cut_programs` does, and compile nothing."""
     shared = shared or Shared()
     (leaves, state_tree), (batch_leaves, batch_tree) = jax.tree.flatten(state), jax.tree.flatten(batch)
-    state_specs, batch_specs = shared.specs(own(leaves, state), batch_leaves)
-    traced = trace_step(
-        train_step,
-        (state_specs, state_tree),
-        (batch_specs, batch_tree),
-        static_args,
-        static_kwargs or {},
+    traced, state_specs, _ = _traced(
+        *(
+            train_step,
+            (own(leaves, state), state_tree),
+            (batch_leaves, batch_tree),
+            static_args,
+            static_kwargs or {},
+        ),
+        shared,
         axis,
     )
     return _cut(traced, state_specs, axis, overlap, shared)
+
+
+def _traced(
+    train_step: Callable[..., Any],
+    state: tuple[Sequence[Any], PyTreeDef],
+    batch: tuple[Sequence[Any], PyTreeDef],
+    static_args: tuple[Any, ...],
+    static_kwargs: Mapping[str, Any],
+    shared: Shared,
+    axis: Axis,
+) -> tuple[Traced, Sequence[Spec], Sequence[Spec]]:
+    """A step, traced for leaves of these types, and the types. If only what it closes over is on a mesh, all is."""
+    (leaves, state_tree), (batch_leaves, batch_tree) = state, batch
+
+    def trace(state_specs: Sequence[Spec], batch_specs: Sequence[Spec]) -> Traced:
+        return trace_step(
+            *(
+                train_step,
+                (state_specs, state_tree),
+                (batch_specs, batch_tree),
+                static_args,
+                static_kwargs,
+                axis,
+            )
+        )
+
+    types = shared.specs(leaves, batch_leaves)
+    traced = trace(*types)
+    others = [value for value in inline(traced.jaxpr, axis).consts.values() if placement(value) is not None]
+    on_mesh = shared.specs(leaves, batch_leaves, others)
+    if _types(on_mesh[0]) == _types(types[0]):
+        return traced, *types
+    return trace(*on_mesh), *on_mesh
 
 
 def _names(traced: Traced) -> list[str]:
@@ -244,11 +280,12 @@ def joined(
     return train_step
 
 
-def program_settings(parts: Sequence[Part]) -> dict[str, str]:
+def program_settings(parts: Sequence[Part], closed_over: ClosedOver) -> dict[str, str]:
     """What of a fingerprint depends on the programs."""
     return {
         "program": _fingerprint.program_digest(parts),
         "program on any mesh": _fingerprint.program_digest(parts, meshes=False),
+        "closed-over arrays": closed_over.text(value for part in parts for value in part.closed_over),
     }
 
 
@@ -266,7 +303,6 @@ def _describe(
     some = widest.device_set if widest is not None else leaves[0].sharding.device_set if leaves else set()
     devices = sorted(some, key=lambda device: device.id) or jax.devices()[:1]
     return {
-        **program_settings(parts.programs),
         "state": _fingerprint.leaves_digest(state_labels, state_specs),
         "sharding": _fingerprint.shardings_digest(state_specs),
         "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),

@@ -9,7 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
+from jaxft._programs import _closed_over
+from jaxft._programs._closed_over import ClosedOver, refuse_deleted
 from jaxft._programs._fingerprint import part_digest
+from jaxft._programs._leaves import all_alive
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part
 
@@ -68,6 +71,7 @@ def compile_cut(
     batch: Sequence[Spec],
     pins: Sequence[Sharding | None],
     applies: Applies,
+    closed_over: ClosedOver,
 ) -> Executables:
     """Compile all programs for leaves of these types.
 
@@ -80,21 +84,23 @@ def compile_cut(
         batch: the types of the leaves of the batch, and then SHARD_SPEC.
         pins: the sharding in which each contribution of all stages leaves `compute`; None leaves it to XLA.
         applies: the `apply` programs compiled so far; extended.
+        closed_over: the large arrays that the step closes over.
     """
-    computes, means, rest = compile_computes(cut, state, batch, pins)
+    computes, means, rest = compile_computes(cut, state, batch, pins, closed_over)
     left = [
         program.output_shardings[: len(stage.contributions)]
         for program, stage in zip(computes, cut.stages, strict=True)
     ]
     inputs = cut.apply.inputs(state, means=means)
-    apply_key = _key(cut, inputs, state)
+    apply_key = _key(cut, inputs, state, closed_over)
     if apply_key not in applies:
         donated = [position for position, i in enumerate(cut.apply.state) if i in set(cut.donated)]
         shardings = [state[i].sharding for i in cut.made]
-        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, donated)
+        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, closed_over, donated)
     report = None
     if cut.report is not None:
-        report = _compile("report", cut.report, cut.report.inputs(state, means=means, rest=rest), ())
+        inputs = cut.report.inputs(state, means=means, rest=rest)
+        report = _compile("report", cut.report, inputs, (), closed_over)
     return Executables(
         computes=computes,
         means=tuple(means),
@@ -106,7 +112,11 @@ def compile_cut(
 
 
 def compile_computes(
-    cut: Cut, state: Sequence[Spec], batch: Sequence[Spec], pins: Sequence[Sharding | None]
+    cut: Cut,
+    state: Sequence[Spec],
+    batch: Sequence[Spec],
+    pins: Sequence[Sharding | None],
+    closed_over: ClosedOver,
 ) -> tuple[tuple[Program, ...], list[Spec], list[Spec]]:
     """Compile `compute` of each stage; return the types of the means and of what is passed on, too."""
     # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
@@ -118,7 +128,8 @@ def compile_computes(
         part, count = stage.compute, len(stage.contributions)
         pinned = pins[len(means) : len(means) + count]
         name = f"compute_{number}" if number else "compute"
-        compute = _compile(name, part, part.inputs(state, batch=batch, means=means, rest=rest), pinned)
+        inputs = part.inputs(state, batch=batch, means=means, rest=rest)
+        compute = _compile(name, part, inputs, pinned, closed_over)
         # If `compute` does not read the state, its results on one device may move to the state's devices.
         shardings = compute.output_shardings
         made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
@@ -137,8 +148,11 @@ def _compile(
     part: Part,
     inputs: Sequence[Spec],
     out_shardings: Sequence[Sharding | None],
+    closed_over: ClosedOver,
     donated: Sequence[int] = (),
 ) -> Program:
+    count = len(inputs)
+    inputs = [*inputs, *_closed_over.specs(part.closed_over, inputs)]
     function = part.function()
     function.__name__ = name  # shown by profilers
     shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
@@ -151,9 +165,21 @@ def _compile(
         keep_unused=True,
     )
     compiled = program.trace(*inputs).lower().compile()
-    if any(_is_packed(spec) for spec in inputs):
-        return Program(compiled, _checked(program, inputs))
-    return Program(compiled, compiled)
+    call = _checked(program, inputs) if any(_is_packed(spec) for spec in inputs) else compiled
+    shardings = compiled.input_shardings[0][count:]
+    arrays = list(map(closed_over.placed, part.closed_over, shardings))
+    return Program(compiled, _with(call, arrays) if arrays else call)
+
+
+def _with(call: Callable[..., Any], arrays: Sequence[jax.Array]) -> Callable[..., list[jax.Array]]:
+    """A program that is also given these arrays, after its other inputs."""
+
+    def program(*inputs: Any) -> list[jax.Array]:
+        if not all_alive(arrays):
+            refuse_deleted(arrays)
+        return call(*inputs, *arrays)
+
+    return program
 
 
 def _is_packed(spec: Spec) -> bool:
@@ -193,7 +219,8 @@ def _output_specs(part: Part, shardings: Sequence[Sharding | None]) -> list[Spec
     ]
 
 
-def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec]) -> Hashable:
+def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec], closed_over: ClosedOver) -> Hashable:
     types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
     results = tuple(state[i].sharding for i in cut.made)
-    return part_digest(cut.apply), cut.made, cut.donated, tuple(cut.forwarded.items()), types, results
+    values = closed_over.text(cut.apply.consts)
+    return part_digest(cut.apply), values, cut.made, cut.donated, tuple(cut.forwarded.items()), types, results

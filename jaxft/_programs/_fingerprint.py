@@ -19,6 +19,7 @@ import numpy as np
 from jaxft_protocol.names import ANY_MESHES, MESHES
 
 from jaxft._programs import _compat
+from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._slice import Part
 
@@ -38,11 +39,12 @@ class _Text:
 def part_digest(part: Part, *, meshes: bool = True) -> str:
     """A digest of one program: its equations, its constants, and which leaves it reads.
 
+    Of large arrays that the step closes over, the types alone: `ClosedOver` has a digest of their values.
     Without `meshes` the sizes of meshes are left out, so that groups with different numbers of devices can agree.
     The axes' names, the partitioning, and the shapes within a `shard_map`, which are those of one device, remain.
     """
     text = [str((part.state, part.batch, part.means, part.rest)), str([str(aval) for aval in part.zeros])]
-    text += [_value(const, _Text(meshes)) for const in part.consts]
+    text += [_type(const) if is_large(const) else _value(const, _Text(meshes)) for const in part.consts]
     text.append(_jaxpr(part.jaxpr, _Text(meshes)))
     return _hash("\n".join(text))
 
@@ -51,6 +53,8 @@ def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str,
     """The part of a fingerprint that must be equal in all groups, which may have different meshes or not."""
     chosen = dict(fingerprint)
     any_mesh = chosen.pop("program on any mesh")
+    if not chosen["closed-over arrays"]:  # a job of steps without has no such setting
+        del chosen["closed-over arrays"]
     if other_meshes:
         del chosen["sharding"]
         chosen["program"] = any_mesh
@@ -178,6 +182,10 @@ def _array(value: Any) -> str:
             value = jax.random.key_data(value)
         if not value.is_fully_addressable:
             # Every process of the group holds different pieces, so they can agree only on the type.
-            return f"array {value.dtype}{list(value.shape)}"
+            return _type(value)
     data = np.ascontiguousarray(value)
     return f"array {data.dtype}{list(data.shape)} {hashlib.sha256(data.tobytes()).hexdigest()}"
+
+
+def _type(array: Any) -> str:
+    return f"array {array.dtype}{list(array.shape)}"

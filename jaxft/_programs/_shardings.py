@@ -11,14 +11,21 @@ from jaxft._programs._primitive import Path
 from jaxft._programs._scans import divides_rows
 
 
-def specs(state: Sequence[Any], batch: Sequence[Any]) -> tuple[list[jax.ShapeDtypeStruct], ...]:
+def specs(
+    state: Sequence[Any], batch: Sequence[Any], others: Sequence[Any] = ()
+) -> tuple[list[jax.ShapeDtypeStruct], ...]:
     """The types to compile for, with shardings, of the leaves of the state and of the batch.
 
     A leaf that was placed explicitly (a committed array) keeps its sharding. If any of them spans a mesh, the
     other leaves of the state are replicated over that mesh: plain jit leaves them there after one step, and they
     must be there before it, so that the second step runs the same programs.
+
+    Args:
+        state: the leaves of the state.
+        batch: the leaves of the batch.
+        others: what the step closes over.
     """
-    mesh = _mesh([*state, *batch])
+    mesh = _mesh([*state, *batch, *others])
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     return [_spec(leaf, replicated) for leaf in state], [_spec(leaf, None) for leaf in batch]
 

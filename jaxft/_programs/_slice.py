@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxft._programs import _compat
+from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import Flat
 from jaxft._programs._primitive import pmean_p
@@ -58,7 +59,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Part:
-    """One program: a jaxpr over constants, then the inputs of each kind that it reads, then zeros.
+    """One program: a jaxpr over what the step closes over, then the inputs of each kind that it reads, then zeros.
 
     `state`, `batch`, `means` and `rest` are the indices of the leaves that it reads, by kind.
     """
@@ -90,12 +91,26 @@ class Part:
     def output_avals(self) -> list[Any]:
         return [atom.aval for atom in self.jaxpr.outvars]
 
+    @functools.cached_property
+    def closed_over(self) -> tuple[Any, ...]:
+        """The large arrays among `consts`."""
+        return tuple(filter(is_large, self.consts))
+
     def function(self) -> Callable[..., list[Any]]:
-        """The program as a function of flat positional inputs: its leaves of state, batch, means and rest."""
+        """The program as a function of flat positional inputs: its leaves of state, batch, means and rest.
+
+        After them come as many arrays as `closed_over` has, in their places.
+        """
         call = _compat.as_function(self.jaxpr)
+        small = [None if is_large(value) else value for value in self.consts]
+        places = [at for at, value in enumerate(self.consts) if is_large(value)]
 
         def program(*inputs: Any) -> list[Any]:
-            return call(*self.consts, *inputs, *map(_compat.zeros_like_aval, self.zeros))
+            leaves = inputs[: len(inputs) - len(places)]
+            consts = list(small)
+            for at, value in zip(places, inputs[len(leaves) :], strict=True):
+                consts[at] = value
+            return call(*consts, *leaves, *map(_compat.zeros_like_aval, self.zeros))
 
         return program
 

@@ -147,7 +147,7 @@ class Saving:
         if self._restored is None or self._restored.settings is None:
             return
         saved = {name: value for name, value in self._restored.settings.items() if name in LATER}
-        now = {name: present[name] for name in saved}
+        now = {name: present[name] for name in saved if name in present}
         if differing := differences(saved, now, self._changed):
             folder = str(self._restored.folder)
             raise ConfigurationError(refusal(folder, differing, self._held.step, self._changed))

@@ -20,6 +20,7 @@ from jaxft_coordinator._arguments import Arguments, TokenArguments
 
 import jaxft
 import jaxft.data
+import lab.frozen
 import lab.meshes
 import lab.stores
 import lab.transfer
@@ -81,6 +82,7 @@ PARSERS: dict[tuple[str, ...], Any] = {
     ("python", "-m", "lab", "chaos"): LabChaosOptions,
     ("python", "-m", "lab", "demo"): DemoOptions,
     ("python", "-m", "lab.stores"): lab.stores.Arguments,
+    ("python", "-m", "lab.frozen"): lab.frozen.Arguments,
     ("python", "-m", "lab.meshes"): lab.meshes.Arguments,
     ("python", "-m", "lab.transfer"): lab.transfer.Arguments,
 }

@@ -297,6 +297,26 @@ def takes_the_maximum_over_shards(text: str, folder: Path) -> None:
     assert state["count"] == 9
 
 
+@stage("porting.md", "nnx.LoRAParam")
+def trains_adapters_of_frozen_weights(text: str, folder: Path) -> None:
+    def loss_fn(model: Any, batch: Any) -> jax.Array:
+        return jnp.mean((model(batch) - 1) ** 2)
+
+    model = nnx.LoRALinear(3, 3, lora_rank=2, rngs=nnx.Rngs(0))
+    optimizer = optax.sgd(0.1)
+    given = {"jax": jax, "nnx": nnx, "optax": optax, "jaxft": jaxft}
+    made = ran(text, **given, model=model, loss_fn=loss_fn, optimizer=optimizer)
+    step = jaxft.fault_tolerant(made.train_step, None, shards=2)
+    state: Any = made.adapters, optimizer.init(made.adapters)
+    losses: list[float] = []
+    for _ in range(4):
+        state, metrics = step(state, lambda step, shard: np.ones((4, 3), np.float32))
+        losses.append(float(metrics["loss"]))
+    assert losses == sorted(losses, reverse=True)
+    assert len(set(losses)) > 1
+    assert {path[-1] for path, _ in nnx.to_flat_state(state[0])} == {"lora_a", "lora_b"}
+
+
 @stage("porting.md", "once.reset()")
 def adds_up_metrics_and_begins_again(text: str, folder: Path) -> None:
     def loss_fn(model: Any, batch: Any) -> jax.Array:

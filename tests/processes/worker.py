@@ -62,6 +62,23 @@ def train_step(state: dict[str, Any], batch: Any, rate: float) -> tuple[dict[str
     return {"params": params, "mu": mu, "nu": nu, "count": count}, {"loss": loss, "local": local}
 
 
+def over(frozen: tuple[jax.Array, jax.Array]) -> Callable[..., Any]:
+    """The same step on what frozen weights make of a batch: the step closes over them."""
+    matrix, vector = frozen
+
+    def step(state: dict[str, Any], batch: Any, rate: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        x, y = batch
+        return train_step(state, (x + jnp.tanh(x @ matrix + vector) @ matrix.T, y), rate)
+
+    return step
+
+
+def frozen_weights(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """At least 1 MiB each: enough to be inputs of the programs."""
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape, np.float32) / 600 for shape in ((16, 1 << 18), 1 << 18))
+
+
 def make_batch(step: int, shard: int, rows: int = 8) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng([step, shard])
     x = rng.standard_normal((rows, 16), dtype=np.float32)
@@ -179,6 +196,7 @@ def main() -> None:
     parser.add_argument("--precision", help="of products of matrices, a setting of JAX")
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--frozen", type=int, metavar="SEED", help="close over frozen weights")
     parser.add_argument("--shift", type=float, default=0.0, help="added to each sample: other data")
     parser.add_argument("--failure-timeout-s", type=float, default=600.0)
     parser.add_argument("--min-replicas", type=int)
@@ -303,6 +321,9 @@ def main() -> None:
                 arguments.model
             ]
             state, a_step = model.state(), model.step(jaxft.pmean)
+        if arguments.frozen is not None:
+            weights = frozen_weights(arguments.frozen)
+            a_step = over(spread(weights) if arguments.world else jax.device_put(weights))
         if arguments.world:
             state = spread(state)
         if not_placed is not None:
@@ -383,6 +404,7 @@ def main() -> None:
                     members=report.members,
                     nonfinite=report.nonfinite,
                     healed=None if report.heal is None else report.heal.replayed_steps,
+                    healed_bytes=0 if report.heal is None else report.heal.transferred_bytes,
                 )
                 if manager.step == arguments.leave_after:
                     return

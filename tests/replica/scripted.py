@@ -15,7 +15,6 @@ from tests import patience
 from tests.security.groups import run
 
 CHALLENGE = pb.CoordinatorMessage(challenge=pb.Challenge(nonce=credentials.new_nonce())).SerializeToString()
-WELCOME = wire.coordinator_to_proto(Welcome(heartbeat_interval_ms=100)).SerializeToString()
 GOODBYE = wire.coordinator_to_proto(Goodbye()).SerializeToString()
 ALIVE = wire.coordinator_to_proto(Alive()).SerializeToString()
 
@@ -29,6 +28,7 @@ class Coordinator:
         self.ended = 0
         self.silent = False  # sends nothing, not even a greeting
         self.mute = False  # answers no heartbeats
+        self.heartbeat_interval_ms = 100
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
@@ -64,7 +64,8 @@ class Coordinator:
                 await reader
                 return
             yield CHALLENGE
-            yield WELCOME
+            welcome = Welcome(heartbeat_interval_ms=self.heartbeat_interval_ms)
+            yield wire.coordinator_to_proto(welcome).SerializeToString()
             while not reader.done():
                 with contextlib.suppress(TimeoutError):
                     yield await asyncio.wait_for(self._lines.get(), 0.02)

@@ -1,0 +1,256 @@
+"""Large arrays that a step closes over are inputs of its programs, and belong to no state."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from step_models import bits
+
+import jaxft
+from jaxft._errors import ConfigurationError
+from jaxft._programs._build import Programs, Shared, cut_programs
+from jaxft._programs._closed_over import LARGE_BYTES
+from jaxft._programs._fingerprint import compared
+
+KEY = "closed-over arrays"
+SHARDS = 2
+WIDTH = 512  # WIDTH * WIDTH float32 are LARGE_BYTES
+OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
+
+
+def frozen(seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((WIDTH, WIDTH)) / 20).astype(dtype)
+
+
+def adapters() -> Any:
+    down = np.random.default_rng(1).standard_normal((WIDTH, 2)).astype(np.float32)
+    weights = {"down": jnp.asarray(down), "up": jnp.zeros((2, WIDTH))}
+    return weights, OPTIMIZER.init(weights)
+
+
+def batch_for(step: int, shard: int, rows: int = 4) -> np.ndarray:
+    return np.random.default_rng([step, shard]).standard_normal((rows, WIDTH)).astype(np.float32)
+
+
+def tuned(base: Any, weights: Any, batch: Any) -> jax.Array:
+    hidden = jnp.tanh(batch @ base.astype(jnp.float32) + batch @ weights["down"] @ weights["up"])
+    return jnp.mean((hidden - batch) ** 2)
+
+
+def step_over(base: Any) -> Callable[[Any, Any], Any]:
+    """A step that trains adapters of frozen weights, which `apply` reads, too."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        weights, opt_state = state
+        loss, grads = jaxft.pmean(jax.value_and_grad(lambda weights: tuned(base, weights, batch))(weights))
+        updates, opt_state = OPTIMIZER.update(grads, opt_state)
+        weights = optax.apply_updates(weights, updates)
+        return (weights, opt_state), {"loss": loss, "norm": jnp.sum(jnp.square(base).astype(jnp.float32))}
+
+    return train_step
+
+
+def run(train_step: Any, state: Any, steps: int = 3, **options: Any) -> tuple[Any, Any]:
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, **options)
+    metrics: Any = None
+    for _ in range(steps):
+        state, metrics = step(state, batch_for)
+    return state, metrics
+
+
+def built(base: Any, **options: Any) -> Programs:
+    return cut_programs(step_over(base), adapters(), batch_for(0, 0), **options)
+
+
+def in_state(state: Any, batch: Any) -> Any:
+    """The same step with the frozen weights in the state."""
+    base, rest = state
+    rest, metrics = step_over(base)(rest, batch)
+    return (base, rest), metrics
+
+
+def test_a_large_array_is_no_constant_of_the_programs() -> None:
+    programs = built(jnp.asarray(frozen()))
+    for program in (programs.executables.computes[0], programs.executables.apply):
+        memory: Any = program.memory_analysis()
+        assert memory.argument_size_in_bytes >= LARGE_BYTES
+        assert "constant({" not in program.compiled.as_text()
+
+
+def test_a_small_array_is_a_constant() -> None:
+    small = jnp.asarray(frozen()[:, : WIDTH // 2])
+    programs = cut_programs(
+        lambda state, batch: (state - jaxft.pmean(jnp.mean(batch @ small)), {}),
+        jnp.zeros(()),
+        batch_for(0, 0),
+    )
+    assert programs.cut.stages[0].compute.consts != ()
+    assert programs.cut.stages[0].compute.closed_over == ()
+    assert programs.fingerprint[KEY] == ""
+    assert KEY not in compared(programs.fingerprint, other_meshes=False)
+
+
+@pytest.mark.parametrize("base", [frozen(), jnp.asarray(frozen())], ids=["numpy", "jax"])
+def test_it_has_the_bits_of_one_that_the_state_holds(base: Any) -> None:
+    state, metrics = run(step_over(base), adapters())
+    (_, expected), wanted = run(in_state, (jnp.asarray(base), adapters()))
+    assert bits((state, metrics)) == bits((expected, wanted))
+
+
+def test_what_arrays_leaves_out_is_one_too() -> None:
+    base = jnp.asarray(frozen())
+    state, metrics = run(in_state, (base, adapters()), arrays=lambda leaf: leaf is not base)
+    assert state[0] is base
+    assert bits((state[1], metrics)) == bits(run(step_over(base), adapters()))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4", "float8_e4m3fn"])
+def test_frozen_weights_of_other_dtypes(dtype: str) -> None:
+    base = jnp.asarray(np.tile(frozen() * 20, (1, 4)).reshape(4, WIDTH, WIDTH)).astype(dtype)
+
+    def over(base: Any) -> Any:
+        return lambda state, batch: step_over(base[1])(state, batch)
+
+    def held(state: Any, batch: Any) -> Any:
+        rest, metrics = over(state[0])(state[1], batch)
+        return (state[0], rest), metrics
+
+    state, metrics = run(over(base), adapters())
+    (_, expected), wanted = run(held, (base, adapters()))
+    assert bits((state, metrics)) == bits((expected, wanted))
+
+
+def test_batches_of_other_shapes_share_apply_and_the_arrays() -> None:
+    base, shared = jnp.asarray(frozen()), Shared()
+    train_step = step_over(base)
+    one, other = (
+        cut_programs(train_step, adapters(), batch_for(0, 0, rows), shared=shared) for rows in (4, 8)
+    )
+    assert one.executables.apply is other.executables.apply
+    assert one.fingerprint[KEY] == other.fingerprint[KEY] != ""
+
+
+def test_the_programs_of_other_values_are_not_shared() -> None:
+    shared = Shared()
+    one, other = (built(jnp.asarray(frozen(seed)), shared=shared) for seed in (0, 1))
+    assert one.executables.apply is not other.executables.apply
+
+
+def test_its_values_are_compared_and_its_placement_is_not() -> None:
+    base = frozen()
+    one = built(jnp.asarray(base)).fingerprint
+    assert one[KEY].endswith(f"(1 array, {LARGE_BYTES} bytes)")
+    assert built(base).fingerprint[KEY] == one[KEY]
+    changed = base.copy()
+    changed[-1, -1] += 1
+    other = built(jnp.asarray(changed)).fingerprint
+    assert {key for key in one if one[key] != other[key]} == {KEY}
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
+    spread = built(jax.device_put(base, NamedSharding(mesh, P(None, "fsdp")))).fingerprint
+    assert spread[KEY] == one[KEY]
+    assert compared(one, other_meshes=True)[KEY] == one[KEY]
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+@pytest.mark.parametrize("placed", ["nothing", "the array", "the state", "both"])
+def test_a_mesh_of_the_array_or_of_the_state(placed: str, axis_type: AxisType) -> None:
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(axis_type,))
+    everywhere = NamedSharding(mesh, P())
+    # Divided only with automatic axes: with explicit ones the author says where a product lies.
+    divided = NamedSharding(mesh, P(None, "fsdp") if axis_type is AxisType.Auto else P())
+    base: Any = jnp.asarray(frozen())
+    state = adapters()
+    if placed in ("the array", "both"):
+        base = jax.device_put(base, divided)
+    if placed in ("the state", "both"):
+        state = jax.device_put(state, everywhere)
+    state, metrics = run(step_over(base), state, 2)
+    expected, wanted = run(step_over(jnp.asarray(frozen())), adapters(), 2)
+    for mine, theirs in zip(
+        jax.tree.leaves((state, metrics)), jax.tree.leaves((expected, wanted)), strict=True
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+    on = {leaf.sharding.device_set == everywhere.device_set for leaf in jax.tree.leaves(state)}
+    assert on == {placed != "nothing"}
+
+
+def test_an_array_on_another_device_is_brought_to_those_of_the_state() -> None:
+    first, second = jax.devices()[:2]
+    base = jax.device_put(frozen(), first)
+    state, _ = run(step_over(base), jax.device_put(adapters(), second))
+    assert {leaf.device for leaf in jax.tree.leaves(state)} == {second}
+
+
+def test_it_may_lie_in_the_memory_of_the_host() -> None:
+    device = jax.devices()[0]
+    base = jax.device_put(frozen(), jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+
+    def over(base: Any) -> Any:
+        return lambda state, batch: step_over(jax.device_put(base, jax.memory.Space.Device))(state, batch)
+
+    state, _ = run(over(base), adapters())
+    expected, _ = run(step_over(jnp.asarray(frozen())), adapters())
+    for mine, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_it_is_brought_to_the_devices_once() -> None:
+    """With an implicit transfer in each step, the guard would object."""
+    step = jaxft.fault_tolerant(step_over(frozen()), None, shards=SHARDS)
+    state = step.join(adapters(), batch_for)
+    batches = {(number, shard): batch_for(number, shard) for number in range(3) for shard in range(SHARDS)}
+    placed = jax.device_put(batches)
+    with jax.transfer_guard_host_to_device("disallow"):
+        for _ in step.steps(3):
+            state, _ = step(state, lambda number, shard: placed[number, shard])
+
+
+def test_parts_of_an_overlapped_step_share_it() -> None:
+    base = jnp.asarray(frozen())
+
+    def both() -> Any:
+        return {"a": adapters()[0], "b": adapters()[0]}
+
+    def train_step(state: Any, batch: Any) -> Any:
+        def loss(state: Any) -> jax.Array:
+            return tuned(base, state["a"], batch) + tuned(base, state["b"], jnp.sin(batch))
+
+        grads = jaxft.pmean(jax.grad(loss)(state))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), {}
+
+    whole, _ = run(train_step, both())
+    divided, _ = run(train_step, both(), overlap=2)
+    assert bits(whole) == bits(divided)
+
+
+@pytest.mark.parametrize("when", ["before the first step", "between two steps"])
+def test_one_that_was_deleted_is_refused(when: str) -> None:
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
+    base = jax.device_put(frozen(), NamedSharding(mesh, P()))
+    step = jaxft.fault_tolerant(step_over(base), None, shards=SHARDS)
+    state = adapters()
+    if when == "between two steps":
+        state, _ = step(state, batch_for)
+    base.delete()
+    with pytest.raises(
+        ConfigurationError, match=r"closes over an array, float32\[512, 512\], that was deleted"
+    ):
+        step(state, batch_for)
+
+
+def test_a_state_that_is_also_closed_over_is_not_consumed() -> None:
+    first = jnp.asarray(frozen())
+
+    def train_step(state: Any, batch: Any) -> Any:
+        grads = jaxft.pmean(jax.grad(lambda state: jnp.mean((batch @ state) ** 2))(state))
+        return state - 0.1 * grads - 0.01 * (state - first), {}
+
+    state, _ = run(train_step, first)
+    assert not first.is_deleted()
+    assert not np.array_equal(state, first)
