@@ -92,7 +92,7 @@ class _Runs:
             raise LaunchError(f"The program fails without a storm: {'; '.join(undisturbed.problems)}.")
         record = self._storm(undisturbed.planned_steps)
         verdict = judge(record, undisturbed)
-        if verdict.matches_undisturbed:
+        if not verdict.differs:
             return record, verdict
         found = self._is_deterministic(undisturbed)
         return record, replace(verdict, problems=(*verdict.problems, found))

@@ -86,6 +86,12 @@ class Verdict:
         return self.digests_equal and _one_value(self.undisturbed_digests) and len(both) == 1
 
     @property
+    def differs(self) -> bool:
+        """Whether a group that finished, or a step, has other bits than the undisturbed run."""
+        ends = {*self.digests.values(), *self.undisturbed_digests.values()} - {None}
+        return self.first_difference is not None or len(ends) > 1
+
+    @property
     def ok(self) -> bool:
         """Whether nothing was lost, all states are equal, and everything went as planned."""
         return not self.lost and self.matches_undisturbed and not self.problems

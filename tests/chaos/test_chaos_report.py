@@ -78,6 +78,29 @@ def test_the_storm_is_a_success_though_two_died_at_once_and_one_on_its_way_back(
     assert verdict().ok
 
 
+def ended(digest: str | None) -> Verdict:
+    """The verdict if group-2 ends with this digest, or not at all."""
+    *others, last = record().histories
+    end = FinishedEvent(t_s=20.0, step=STEPS, digest=digest, ledger=True) if digest else None
+    return judge(replace(record(), histories=(*others, replace(last, finished=end))), undisturbed())
+
+
+def test_a_group_that_did_not_finish_has_no_other_bits() -> None:
+    """So the program need not run undisturbed again, to see whether it is deterministic."""
+    assert (ended(None).matches_undisturbed, ended(None).differs) == (False, False)
+    assert (ended("d1").matches_undisturbed, ended("d1").differs) == (False, True)
+    assert (ended("d0").matches_undisturbed, ended("d0").differs) == (True, False)
+
+
+def test_a_step_with_other_bits_differs_whatever_the_end() -> None:
+    first, *others = record().histories
+    alone = 5  # in the sixth step
+    steps = [*first.steps]
+    steps[alone] = replace(steps[alone], loss=2.0)
+    other = replace(first, steps=tuple(steps), finished=None)
+    assert judge(replace(record(), histories=(other, *others)), undisturbed()).differs
+
+
 def test_json_says_what_was_hit_and_what_it_cost() -> None:
     result = json.loads(json.dumps(storm_json(verdict(), record(), seed=7)))
     assert result["kills"] == 3
