@@ -38,6 +38,12 @@ __all__ = [
 ]
 
 _log = logging.getLogger("jaxft")
+_MANY_BYTES = 64 << 20
+_FROZEN = (
+    "{frozen_mb} of the {all_mb} MB of the state ({kept} of {leaves} leaves) come back from the step as they were. "
+    "Each heal fetches them, and each checkpoint holds them. Frozen weights need not be in the state: let the step "
+    'close over them (docs/porting.md, "Frozen weights").'
+)
 _NOT_DIVIDED = (
     "overlap={overlap} gains nothing: the gradients of this step cannot be divided into some that are ready first "
     "and some that are ready last. Those of a scan over layers can, if they go to jaxft.pmean as they come out of "
@@ -75,6 +81,20 @@ class Shared:
         lines = [line for stage in parts.stages for line in shared_draws(stage.compute)]
         for line in () if axis.shards == 1 else lines:
             self.warn(warning(line))
+
+    def warn_of_frozen(self, parts: Cut, state_specs: Sequence[Spec]) -> None:
+        """Warn, once, of a state that is for the most part never changed."""
+        kept = [new for new, old in parts.forwarded.items() if new == old]
+        frozen_bytes, all_bytes = _bytes([state_specs[leaf] for leaf in kept]), _bytes(state_specs)
+        if frozen_bytes >= _MANY_BYTES and 2 * frozen_bytes >= all_bytes:
+            self.warn(
+                _FROZEN.format(
+                    frozen_mb=round(frozen_bytes / 1e6),
+                    all_mb=round(all_bytes / 1e6),
+                    kept=len(kept),
+                    leaves=len(state_specs),
+                )
+            )
 
     def warn(self, text: str) -> None:
         """Warn once."""
@@ -124,6 +144,7 @@ def cut_programs(
     is_first = _types(state_specs) not in shared.divisions
     parts = _cut(traced, state_specs, axis, overlap, shared)
     shared.warn_of_draws(parts, axis)
+    shared.warn_of_frozen(parts, state_specs)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, traced.state_names)
     inputs = [*batch_specs, SHARD_SPEC]
@@ -253,6 +274,10 @@ def _cut(traced: Traced, state_specs: Sequence[Spec], axis: Axis, overlap: int, 
 
 def _types(state_specs: Sequence[Spec]) -> Hashable:
     return tuple((spec.shape, str(spec.dtype), spec.sharding) for spec in state_specs)
+
+
+def _bytes(specs: Sequence[Spec]) -> int:
+    return sum(spec.size * spec.dtype.itemsize for spec in specs)
 
 
 def _overlap_text(parts: Cut, overlap: int) -> str:

@@ -254,3 +254,25 @@ def test_a_state_that_is_also_closed_over_is_not_consumed() -> None:
     state, _ = run(train_step, first)
     assert not first.is_deleted()
     assert not np.array_equal(state, first)
+
+
+@pytest.mark.parametrize(
+    ("frozen_mb", "trained_mb", "warned"),
+    [(68, 1, True), (68, 70, False), (66, 1, False)],
+)
+def test_a_state_that_is_mostly_frozen_is_warned_of(
+    frozen_mb: int, trained_mb: int, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train_step(state: Any, batch: Any) -> Any:
+        base, weights = state
+        mean = jaxft.pmean(jnp.mean(batch) * base[0])
+        return (base, weights - mean), {}
+
+    state = jnp.ones(frozen_mb * 250_000), jnp.ones(trained_mb * 250_000)
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
+    for _ in range(2):
+        state, _ = step(state, batch_for)
+    expected = (
+        f"{frozen_mb} of the {frozen_mb + trained_mb} MB of the state (1 of 2 leaves) come back from the step"
+    )
+    assert [record.getMessage().count(expected) for record in caplog.records] == [1] * warned
