@@ -68,10 +68,15 @@ def test_a_checkpoint_is_refused_on_others(tmp_path: Path) -> None:
     assert resumed.digest == digest_alone(9, *FROZEN)
 
 
-def test_groups_of_several_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ["spread", pytest.param("jax", marks=pytest.mark.long), pytest.param("numpy", marks=pytest.mark.long)],
+)
+def test_groups_of_several_processes(kind: str, tmp_path: Path) -> None:
     started, back_in = tmp_path / "started", tmp_path / "back"
     (tmp_path / "alone").mkdir()
-    flags = (*STEPS, *FROZEN, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
+    kind_of = (*STEPS, *FROZEN, "--frozen-as", kind)
+    flags = (*kind_of, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
     with cluster(tmp_path) as here:
         here.start_coordinator()
         first = start_ranks(here, "group-0", 2, flags)
@@ -84,7 +89,7 @@ def test_groups_of_several_processes(tmp_path: Path) -> None:
         here.until(lambda: back.leader.step >= 8, "the group to take part")
         back_in.touch()
         here.until_finished(*first.ranks, *back.ranks)
-    assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *STEPS, *FROZEN)
+    assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *kind_of)
 
 
 def test_a_rank_with_others_than_its_rank_0_is_refused(tmp_path: Path) -> None:

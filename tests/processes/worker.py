@@ -197,6 +197,12 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--frozen", type=int, metavar="SEED", help="close over frozen weights")
+    parser.add_argument(
+        "--frozen-as",
+        choices=("spread", "jax", "numpy"),
+        default="spread",
+        help="in a group of several processes",
+    )
     parser.add_argument("--shift", type=float, default=0.0, help="added to each sample: other data")
     parser.add_argument("--failure-timeout-s", type=float, default=600.0)
     parser.add_argument("--min-replicas", type=int)
@@ -323,7 +329,9 @@ def main() -> None:
             state, a_step = model.state(), model.step(jaxft.pmean)
         if arguments.frozen is not None:
             weights = frozen_weights(arguments.frozen)
-            a_step = over(spread(weights) if arguments.world else jax.device_put(weights))
+            if arguments.frozen_as != "numpy":
+                weights = jax.tree.map(jnp.asarray, weights)
+            a_step = over(spread(weights) if arguments.world and arguments.frozen_as == "spread" else weights)
         if arguments.world:
             state = spread(state)
         if not_placed is not None:
