@@ -99,8 +99,9 @@ def fault_tolerant(
             one for each group that takes part, so that a lost group's batch is lost. A batch function is then asked
             for shard i by the group at position i of the quorum, so that each of the batches 0 to n-1 counts once.
         axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
-            `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.axis_index` and `lax.axis_size` over it then mean those of
-            jaxft, at the top level of the step, and may be differentiated. Needs `shards`, the size of the axis.
+            `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.all_gather`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin`,
+            `lax.axis_index` and `lax.axis_size` over it then are over all shards, at the top level of the step, and
+            may be differentiated as those of JAX. Needs `shards`, the size of the axis.
         arrays: which leaves of the state the step may change, for a state that holds functions and settings too:
             `arrays=equinox.is_array` for a module of equinox. The other leaves are part of the program: the step is
             given them, and returns them as they were. By default all leaves, which are arrays and numbers.

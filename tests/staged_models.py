@@ -112,6 +112,26 @@ def _thrice(mean: Mean) -> Callable[..., tuple[Any, Any]]:
     return train_step
 
 
+def _contrastive(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """Each row is compared with those of all shards: the loss gathers them, and its gradient scatters their sum."""
+
+    def loss(weights: list[jax.Array], batch: Batch) -> jax.Array:
+        x, y = batch
+        a, b = x @ weights[0], y @ weights[1]
+        others = jax.lax.all_gather(b, AXIS, tiled=True)
+        rows = jnp.arange(len(a))
+        mine = len(a) * jax.lax.axis_index(AXIS) + rows
+        return -jnp.mean(jax.nn.log_softmax(a @ others.T)[rows, mine])
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        local, grads = jax.value_and_grad(loss)(state["w"], batch)
+        grads, mean_loss = mean((grads, local))
+        largest = jax.lax.pmax(jnp.max(jnp.abs(batch[0])), AXIS)
+        return {"w": _moved(state["w"], grads, rate)}, {"loss": mean_loss, "local": local, "largest": largest}
+
+    return train_step
+
+
 def _weights_only() -> Any:
     return {"w": _weights(7, (16, 8), (8, 4))}
 
@@ -120,6 +140,13 @@ def _gan_state() -> Any:
     return {"g": _weights(1, (16, 8), (8, 4)), "d": _weights(2, (4, 8), (8, 1)), "key": jax.random.key(3)}
 
 
+def _two_towers() -> Any:
+    return {"w": _weights(2, (16, 8), (4, 8))}
+
+
+# Of steps with collectives over an axis of this name.
+AXIS = "shards"
+OVER_AXIS = {"contrastive": Staged(_contrastive, _two_towers, 3)}
 MODELS = {
     "sam": Staged(_sam, _weights_only, 2),
     "gan": Staged(_gan, _gan_state, 2),

@@ -7,6 +7,7 @@ equations over the axis:
 - `psum` becomes jaxft's psum. A psum that is only divided by the number of shards, as `lax.pmean` writes it, becomes
   jaxft's pmean: the same value, rounded once.
 - `axis_index` becomes jaxft's shard_index.
+- `all_gather`, `psum_scatter`, `pmax` and `pmin` are written with sums (`_collectives.py`).
 - No other collective has a counterpart across groups. It is refused, with its line.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
+from jaxft._programs._collectives import WRITTEN, with_sums
 from jaxft._programs._compat import AnyJaxpr, Eqn, Var
 from jaxft._programs._primitive import call_name, pmean_p, shard_index_p
 
@@ -69,7 +71,7 @@ def translated(jaxpr: AnyJaxpr, axis: Axis) -> Sequence[Eqn]:
     for eqn in jaxpr.eqns:
         if id(eqn) in dropped:
             continue
-        if not _compat.over_axis(eqn, axis.name):
+        if not _compat.over_axis(eqn, axis.name) or _is_written(eqn, axis):
             result.append(eqn)
         elif eqn.primitive.name == "axis_index":
             result.append(eqn.replace(primitive=shard_index_p, params={}, effects=set()))
@@ -94,16 +96,41 @@ def _check(eqn: Eqn, axis: Axis) -> None:
     line = _compat.source_line(eqn)
     if eqn.primitive.name not in _SUMS:
         raise StepError(
-            f"The step calls jax.lax.{eqn.primitive.name} over {axis.name!r} ({line}). Groups exchange sums and "
-            "means: over the axis of the shards a step may use lax.pmean, lax.psum, lax.axis_index and "
-            "lax.axis_size, and nothing else. Write it in terms of these (docs/porting.md has a maximum), or do it "
+            f"The step calls jax.lax.{eqn.primitive.name} over {axis.name!r} ({line}). Groups exchange sums: over "
+            "the axis of the shards a step may use lax.pmean, lax.psum, lax.all_gather, lax.psum_scatter, lax.pmax, "
+            "lax.pmin, lax.axis_index and lax.axis_size, and nothing else. Write it in terms of these, or do it "
             "within a shard."
         )
-    if tuple(eqn.params["axes"]) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
+    _check_whole(eqn, axis)
+
+
+def _check_whole(eqn: Eqn, axis: Axis) -> None:
+    """Refuse what is over several axes at once, or over groups of shards."""
+    over = eqn.params.get("axes", eqn.params.get("axis_name"))
+    names = over if isinstance(over, tuple | list) else (over,)
+    if tuple(names) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
+        called = "psum or pmean" if eqn.primitive.name in _SUMS else eqn.primitive.name
         raise StepError(
-            f"The step calls jax.lax.psum or pmean over {axis.name!r} and another axis at once, or over parts of it "
-            f"({line}). Sum over the other axes first, and then over all of {axis.name!r} alone."
+            f"The step calls jax.lax.{called} over {axis.name!r} and another axis at once, or over parts of it "
+            f"({_compat.source_line(eqn)}). Call it over the other axes first, and then over all of {axis.name!r} "
+            "alone."
         )
+
+
+def written_with_sums(eqn: Eqn, axis: Axis) -> AnyJaxpr | None:
+    """Return a jaxpr with sums over the axis for an equation over it that is no sum but can be written with some.
+
+    Raises:
+        StepError: it is over several axes at once, or over groups of shards.
+    """
+    if axis.name is None or axis.shards is None or not _is_written(eqn, axis):
+        return None
+    _check_whole(eqn, axis)
+    return with_sums(eqn, axis.name, axis.shards)
+
+
+def _is_written(eqn: Eqn, axis: Axis) -> bool:
+    return eqn.primitive.name in WRITTEN and axis.marks(eqn)
 
 
 def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:

@@ -149,6 +149,13 @@ def mapped_axes(eqn: Eqn) -> Collection[str]:
     return eqn.params.get("newly_manual_axes") or eqn.params.get("manual_axes", ())
 
 
+def spec(atom: Atom) -> jax.ShapeDtypeStruct:
+    """The type to trace with for a value."""
+    aval: Any = atom.aval
+    sharding = aval.sharding if is_explicit(aval) else None
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+
+
 def new_var(aval: Any) -> Var:
     return jex.Var(aval)
 

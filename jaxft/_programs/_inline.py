@@ -8,7 +8,7 @@ import jax
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
-from jaxft._programs._axis import NO_AXIS, Axis, translated
+from jaxft._programs._axis import NO_AXIS, Axis, translated, written_with_sums
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._primitive import pmean_p, shard_index_p
 
@@ -57,6 +57,11 @@ class _Inliner:
                 env[eqn.outvars[0]] = self._flat.invars[-1]
                 continue
             invars = [_read(env, atom) for atom in eqn.invars]
+            if (written := written_with_sums(eqn, self._axis)) is not None:
+                sums = _compat.open_jaxpr(written)
+                results = self.body(sums, dict(zip(sums.invars, invars, strict=True)), rename=True)
+                env.update(zip(eqn.outvars, results, strict=True))
+                continue
             if eqn.primitive is not pmean_p and (self._opens(eqn) or self._contains_marker(eqn, self._axis)):
                 self._call(eqn, invars, env)
                 continue

@@ -280,6 +280,27 @@ def drops_other_inputs_in_each_shard_and_step(text: str, folder: Path) -> None:
     assert len({noise.tobytes() for noise in drawn}) == 3 * 2
 
 
+@stage("porting.md", "jax.lax.all_gather(texts")
+def compares_each_row_with_those_of_all_shards(text: str, folder: Path) -> None:
+    def encode(params: Any, batch: Any) -> Any:
+        return batch[0] @ params, batch[1] @ params
+
+    def batch_for(step: int, shard: int) -> np.ndarray:
+        return np.random.default_rng([step, shard]).standard_normal((2, 4, 3), np.float32)
+
+    made = ran(text, jax=jax, jnp=jnp, jaxft=jaxft, encode=encode, manager=None)
+    params = jnp.asarray(np.random.default_rng(0).standard_normal((3, 5), np.float32))
+    whole = np.concatenate([batch_for(0, shard) for shard in range(8)], axis=1)
+
+    def of_all_pairs(params: Any) -> jax.Array:
+        images, texts = encode(params, whole)
+        return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(images @ texts.T)))
+
+    expected = params - 0.1 * jax.grad(of_all_pairs)(params)
+    found, _ = made.step(params, batch_for)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
 @stage("porting.md", "def pmax(tree, shards)")
 def takes_the_maximum_over_shards(text: str, folder: Path) -> None:
     pmax = ran(text, jax=jax, jnp=jnp, jaxft=jaxft).pmax

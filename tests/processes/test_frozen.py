@@ -68,10 +68,7 @@ def test_a_checkpoint_is_refused_on_others(tmp_path: Path) -> None:
     assert resumed.digest == digest_alone(9, *FROZEN)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["spread", pytest.param("jax", marks=pytest.mark.long), pytest.param("numpy", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("kind", ["spread", "numpy"])
 def test_groups_of_several_processes(kind: str, tmp_path: Path) -> None:
     started, back_in = tmp_path / "started", tmp_path / "back"
     (tmp_path / "alone").mkdir()

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--frozen", type=int, metavar="SEED", help="close over frozen weights")
     parser.add_argument(
         "--frozen-as",
-        choices=("spread", "jax", "numpy"),
+        choices=("spread", "numpy"),
         default="spread",
         help="in a group of several processes",
     )
@@ -319,19 +319,18 @@ def main() -> None:
         def write(**event: Any) -> None:
             events.write(json.dumps({"t": time.time(), **event}) + "\n")
 
-        state, a_step = init(arguments.width), train_step
+        state, a_step, axis_name = init(arguments.width), train_step, None
         if arguments.count:
             state["count"] = jnp.int32(arguments.count)
         if arguments.model:
-            model = runpy.run_path(str(Path(__file__).parents[1] / "staged_models.py"))["MODELS"][
-                arguments.model
-            ]
+            found = runpy.run_path(str(Path(__file__).parents[1] / "staged_models.py"))
+            model = (found["MODELS"] | found["OVER_AXIS"])[arguments.model]
+            axis_name = found["AXIS"] if arguments.model in found["OVER_AXIS"] else None
             state, a_step = model.state(), model.step(jaxft.pmean)
         if arguments.frozen is not None:
             weights = frozen_weights(arguments.frozen)
-            if arguments.frozen_as != "numpy":
-                weights = jax.tree.map(jnp.asarray, weights)
-            a_step = over(spread(weights) if arguments.world and arguments.frozen_as == "spread" else weights)
+            in_world = arguments.world and arguments.frozen_as == "spread"
+            a_step = over(spread(weights) if in_world else weights)
         if arguments.world:
             state = spread(state)
         if not_placed is not None:
@@ -343,6 +342,7 @@ def main() -> None:
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
                 overlap=arguments.overlap,
+                axis_name=axis_name,
                 static_argnums=2,
             )
             while step.step < arguments.steps:
@@ -377,6 +377,7 @@ def main() -> None:
                 shards=arguments.shards or None,
                 nonfinite=arguments.nonfinite,
                 overlap=arguments.overlap,
+                axis_name=axis_name,
                 static_argnums=2,
             )
             if arguments.checkpoints:

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from flax.training.dynamic_scale import DynamicScale
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from staged_models import AXIS, OVER_AXIS
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
+from jaxft._programs._axis import Axis
+from jaxft._programs._build import cut_programs
 
 SHARDS = 4
 
@@ -96,9 +99,6 @@ def test_a_sum_that_is_divided_by_some_number(by: int, kind: str) -> None:
 
 
 def test_one_exchange_of_means_and_sums() -> None:
-    from jaxft._programs._axis import Axis
-    from jaxft._programs._build import cut_programs
-
     programs = cut_programs(of_pmap, state(), batch_for(0, 0), axis=Axis("batch", SHARDS))
     found = [(spec.operation, spec.dtype, spec.shape) for spec in programs.contribution]
     assert found == [("mean", "float32", (3,)), ("mean", "float32", ()), ("sum", "int32", ())]
@@ -156,6 +156,104 @@ def test_running_statistics_of_a_batch_norm() -> None:
         np.testing.assert_allclose(one, other[0], rtol=1e-5, atol=1e-6)
 
 
+# Collectives that are written with sums
+
+
+def everywhere(function: Any) -> tuple[Any, Any]:
+    """What a step makes of a collective over all shards, and what JAX does."""
+
+    def train_step(state: Any, x: Any) -> Any:
+        new = jax.tree.map(lambda y: lax.psum(y.astype("float32"), "batch"), function(x))
+        return state, (new, jax.tree.map(lambda y: lax.pmax(y, "batch"), function(x)))
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    _, ours = step(state(), batch_for)
+    batches = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
+    _, theirs = jax.jit(jax.vmap(train_step, in_axes=(None, 0), axis_name="batch"))(state(), batches)
+    return ours, jax.tree.map(lambda leaf: leaf[0], theirs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32", "bool"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: lax.all_gather(x, "batch"),
+        lambda x: lax.all_gather(x, "batch", axis=1),
+        lambda x: lax.all_gather(x, "batch", axis=2),
+        lambda x: lax.all_gather(x, "batch", axis=1, tiled=True),
+        lambda x: lax.all_gather({"a": x, "b": x[0, 0]}, "batch"),
+        lambda x: lax.pmax(x, "batch"),
+        lambda x: lax.pmin((x, x[0, 0]), "batch"),
+        lambda x: jax.jit(lambda x: lax.all_gather(x, "batch"))(x),
+        lambda x: jax.vmap(lambda row: lax.all_gather(row, "batch"), out_axes=1)(x),
+    ],
+)
+def test_what_is_gathered_has_the_values_of_all_shards(function: Any, dtype: str) -> None:
+    ours, theirs = everywhere(lambda x: function(jnp.round(3 * x).astype(dtype)))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: lax.psum_scatter(x[:4], "batch"),
+        lambda x: lax.psum_scatter(x, "batch", tiled=True),
+        lambda x: lax.psum_scatter(x.T, "batch", scatter_dimension=1, tiled=True),
+        lambda x: lax.all_gather(lax.complex(x, 2 * x), "batch").real,
+    ],
+)
+def test_sums_of_which_each_shard_takes_a_part(function: Any) -> None:
+    ours, theirs = everywhere(function)
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_loss_over_all_pairs_of_the_batch() -> None:
+    """The gradients of `all_gather` are those of JAX, in a step with three exchanges."""
+    model = OVER_AXIS["contrastive"]
+
+    def batches(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng([step, shard])
+        return rng.standard_normal((8, 16), np.float32), rng.standard_normal((8, 4), np.float32)
+
+    train_step = model.step(lambda tree: lax.pmean(tree, AXIS))
+    programs = cut_programs(train_step, model.state(), batches(0, 0), (0.1,), axis=Axis(AXIS, SHARDS))
+    assert programs.stages == model.stages == 3
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name=AXIS, static_argnums=2)
+    jaxs = jax.jit(jax.vmap(train_step, in_axes=(None, 0, None), axis_name=AXIS))
+    ours, theirs = model.state(), model.state()
+    for number in range(3):
+        ours, metrics = step(ours, batches, 0.1)
+        stacked = [
+            np.stack(leaves) for leaves in zip(*(batches(number, s) for s in range(SHARDS)), strict=True)
+        ]
+        theirs, others = jaxs(theirs, tuple(stacked), 0.1)
+        theirs = jax.tree.map(lambda leaf: leaf[0], theirs)
+        np.testing.assert_allclose(metrics["loss"], others["loss"][0], rtol=1e-5)
+        np.testing.assert_array_equal(metrics["largest"], others["largest"][0])
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_what_is_gathered_on_a_mesh(axis_type: AxisType) -> None:
+    mesh = jax.make_mesh((2,), ("rows",), axis_types=(axis_type,))
+    divided = NamedSharding(mesh, PartitionSpec("rows"))
+
+    def train_step(state: Any, x: Any) -> Any:
+        found = lax.all_gather(x, "batch")
+        return state, (lax.pmean(found, "batch"), lax.pmax(x, "batch"))
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    w = jax.device_put(jnp.ones(3), NamedSharding(mesh, PartitionSpec()))
+    _, (found, largest) = step(w, lambda step, shard: jax.device_put(batch_for(step, shard), divided))
+    expected = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(largest, expected.max(0))
+
+
 # What cannot be meant
 
 
@@ -170,18 +268,14 @@ def refused(function: Any, match: str, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda x: lax.pmax(x, "batch"), "pmax"),
-        (lambda x: lax.pmin(x, "batch"), "pmin"),
-        (lambda x: lax.all_gather(x, "batch"), "all_gather"),
         (lambda x: lax.ppermute(x, "batch", [(0, 1)]), "ppermute"),
         (lambda x: lax.all_to_all(x[:4], "batch", 0, 0), "all_to_all"),
-        (lambda x: lax.psum_scatter(x[:4], "batch"), "reduce_scatter"),
     ],
 )
 def test_other_collectives(function: Any, name: str) -> None:
     refused(
         lambda state, x: function(x),
-        rf"calls jax\.lax\.{name} over 'batch' \(.*may use lax\.pmean, lax\.psum, lax\.axis_index",
+        rf"calls jax\.lax\.{name} over 'batch' \(.*may use lax\.pmean, lax\.psum, lax\.all_gather",
     )
 
 
@@ -197,6 +291,9 @@ def test_parts_of_the_axis_and_two_axes_at_once() -> None:
     refused(lambda state, x: lax.psum(x, "batch", axis_index_groups=groups), "or over parts of it")
     twice = jax.vmap(lambda row: lax.pmean(row, ("batch", "rows")), axis_name="rows")
     refused(lambda state, x: twice(x), "over 'batch' and another axis at once")
+    largest = jax.vmap(lambda row: lax.pmax(row, ("batch", "rows")), axis_name="rows")
+    refused(lambda state, x: largest(x), "pmax over 'batch' and another axis at once")
+    refused(lambda state, x: lax.pmax(x, "batch", axis_index_groups=groups), "pmax .* or over parts of it")
 
 
 @pytest.mark.parametrize(

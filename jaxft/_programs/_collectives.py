@@ -1,0 +1,82 @@
+"""Collectives over the axis of the shards that are no sums, written with sums.
+
+Groups exchange sums, and a sum can carry every value: each shard puts its own into a separate place, and leaves zeros
+in the others. So `lax.all_gather` is the sum of these, and `lax.pmax` the largest of what it has gathered. They move
+as many times the bytes of a value as there are shards. `lax.psum_scatter`, which differentiation makes of an
+`all_gather`, is a sum of which each shard takes its part.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxft._arrays._layout import DTYPES
+from jaxft._programs import _compat
+from jaxft._programs._compat import AnyJaxpr, Eqn
+
+
+def with_sums(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
+    """Return what an equation of `WRITTEN` over the axis `name` computes, as a jaxpr with sums over it."""
+    function = WRITTEN[eqn.primitive.name]
+
+    def written(*operands: jax.Array) -> list[jax.Array]:
+        return [function(each, name, shards, eqn.params) for each in operands]
+
+    return _compat.trace(written, *map(_compat.spec, eqn.invars), axis_sizes=[(name, shards)])
+
+
+def _all_gather(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
+    at = params["all_gather_dimension"]
+    found = jnp.moveaxis(_gathered(x, name, shards), 0, at)
+    if not params["tiled"]:
+        return found
+    return found.reshape(*x.shape[:at], shards * x.shape[at], *x.shape[at + 1 :])
+
+
+def _psum_scatter(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
+    at = params["scatter_dimension"]
+    size = x.shape[at] // shards
+    part = lax.dynamic_slice_in_dim(_summed(x, name), size * lax.axis_index(name), size, at)
+    return part if params["tiled"] else lax.squeeze(part, [at])
+
+
+def _largest(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
+    return jnp.max(_gathered(x, name, shards), axis=0)
+
+
+def _smallest(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
+    return jnp.min(_gathered(x, name, shards), axis=0)
+
+
+WRITTEN: dict[str, Callable[[jax.Array, str, int, Mapping[str, Any]], jax.Array]] = {
+    "all_gather": _all_gather,
+    "reduce_scatter": _psum_scatter,
+    "pmax": _largest,
+    "pmin": _smallest,
+}
+
+
+def _gathered(x: jax.Array, name: str, shards: int) -> jax.Array:
+    """The values of all shards, along a new first dimension."""
+    places = lax.broadcast(jnp.zeros_like(x), (shards,))  # of x, so that they lie on a mesh as x does
+    return _summed(lax.dynamic_update_index_in_dim(places, x, lax.axis_index(name), 0), name)
+
+
+def _summed(x: jax.Array, name: str) -> jax.Array:
+    if jnp.iscomplexobj(x):
+        return lax.complex(_summed(jnp.real(x), name), _summed(jnp.imag(x), name))
+    return lax.psum(x.astype(_carrier(x.dtype.name)), name).astype(x.dtype)
+
+
+@functools.cache
+def _carrier(dtype: str) -> str:
+    """A type that groups sum, and that holds every value of another one."""
+    if dtype in DTYPES["sum"]:
+        return dtype
+    if dtype == "bool" or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 32):
+        return "int32"
+    return "float32" if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16 else dtype
