@@ -149,7 +149,7 @@ def _environment(loop: Loop, folder: Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "MPLBACKEND": "agg",
         "DECOUPLE_GCLOUD": "TRUE",  # MaxText without Google's clients
-        "PYTHONPATH": os.pathsep.join((str(STANDINS), str(folder))),
+        "PYTHONPATH": os.pathsep.join(map(str, (folder,) if loop.package else (STANDINS, folder))),
         "STANDIN_SAMPLES": loop.header.get("samples", "2048"),
         "JAX_NUM_CPU_DEVICES": loop.header.get("devices", "1"),
     }
