@@ -7,10 +7,11 @@ reach it. The supervisor starts the whole group again, and it heals from the oth
 
 import contextlib
 import logging
+import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from jaxft_protocol.proto import ranks_pb2 as pb
@@ -73,6 +74,7 @@ class Link:
         self._leaving = False  # this side has sent its last message
         self._other_ends = threading.Event()
         self._other_error = ""  # with which it ends
+        self._unsent = ""  # why a message could not be sent
         self._threads = [
             threading.Thread(target=self._guarded, args=(run,), name=f"jaxft-rank-{other}", daemon=True)
             for run in (self._receive, self._beats)
@@ -83,8 +85,8 @@ class Link:
             thread.start()
 
     def send(self, message: Any) -> None:
-        """Send a message. If the other rank is gone, the receiving thread knows why."""
-        with contextlib.suppress(OSError, TimeoutError):
+        """Send a message. One that cannot be sent ends the connection: without it, the ranks would come apart."""
+        with self._sent_or_lost():
             self._send(message.SerializeToString())
 
     def close(self, error: str = "") -> None:
@@ -138,6 +140,21 @@ class Link:
                 what=f"rank {self.other} to take a message",
             )
 
+    @contextlib.contextmanager
+    def _sent_or_lost(self) -> Iterator[None]:
+        """Within the context, an error of a message that is sent has the receiving thread end, on both sides.
+
+        Not at once: the other rank may have said before why it ends.
+        """
+        try:
+            yield
+        except Aborted:
+            pass
+        except OSError as error:
+            self._unsent = self._unsent or f"a message could not be sent to it: {error}"
+            with contextlib.suppress(OSError):  # it is closed already
+                self._connection.sock.shutdown(socket.SHUT_RDWR)
+
     def _receive(self) -> None:
         patience_s = self._first_s
         while not self._other_ends.is_set():
@@ -172,7 +189,7 @@ class Link:
         return data
 
     def _beats(self) -> None:
-        with contextlib.suppress(OSError, TimeoutError):  # the receiving thread knows why
+        with self._sent_or_lost():
             while not self._leaving:
                 self._send(self._beat())
                 pause(BEAT_S, abort=self._closing)
@@ -186,7 +203,7 @@ class Link:
             if self._leaving:
                 self._other_ends.set()  # it was lost at the very end: nothing is left to do together
             else:
-                self._end(str(error) or repr(error))
+                self._end(self._unsent or str(error) or repr(error))
 
     def _end(self, why: str) -> None:
         end_with(self._name, f"rank {self.other}", why)

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._room import TIMEOUT_S, is_shortage, once_there_is_room
 
 _log = logging.getLogger("jaxft")
 
@@ -40,6 +40,9 @@ _MAX_BUFFERS = 64
 
 # How long Ctrl-C may take at most where it has just missed a poll.
 _LOOK_MS = 500
+
+# While the kernel has no memory for a transfer.
+_NO_ROOM_PAUSE_S = 0.01
 
 # The longest single poll, so that a deadline may be infinite.
 _LONGEST_POLL_S = 3600.0
@@ -171,14 +174,14 @@ def recv_exactly(
     abort: Abort | None = None,
     what: str = "the peer's data",
 ) -> None:
-    """Fill a buffer from a socket.
+    """Fill a buffer from a socket. A moment in which the kernel has no memory is waited out.
 
     Raises:
         ConnectionError: the peer closed or reset the connection first, or is not reached any more.
         TimeoutError: the deadline passed.
         Aborted: the flag was set (a ConnectionError too).
     """
-    rest, begun_s = _flat(view), time.monotonic()
+    rest, begun_s, give_up_s = _flat(view), time.monotonic(), deadline_s
     while rest.nbytes:
         try:
             received = sock.recv_into(rest, 0, socket.MSG_DONTWAIT)
@@ -196,8 +199,10 @@ def recv_exactly(
             continue
         except ConnectionError:
             raise
-        except OSError as error:  # such as "No route to host"
-            raise ConnectionError(f"The connection is lost: {error.strerror or error}.") from error
+        except OSError as error:
+            give_up_s = _await_room(error, give_up_s, abort)
+            continue
+        give_up_s = deadline_s
         if received == 0:
             missing = f"{rest.nbytes} of {view.nbytes} bytes missing"
             raise ConnectionError(f"The peer closed the connection with {missing}.")
@@ -212,7 +217,8 @@ def send_all(
     abort: Abort | None = None,
     what: str = "the peer to take our data",
 ) -> None:
-    """Send several buffers, in order, without joining them in memory first.
+    """Send several buffers, in order, without joining them in memory first. As in `recv_exactly`, a moment without
+    memory is waited out.
 
     Raises:
         ConnectionError: the peer closed or reset the connection, or is not reached any more.
@@ -220,6 +226,7 @@ def send_all(
         Aborted: the flag was set (a ConnectionError too).
     """
     pending = deque(view for view in map(_flat, buffers) if view.nbytes)
+    give_up_s = deadline_s
     while pending:
         try:
             sent = sock.sendmsg(tuple(islice(pending, _MAX_BUFFERS)), (), SEND_FLAGS)
@@ -228,9 +235,24 @@ def send_all(
             continue
         except ConnectionError:
             raise
-        except OSError as error:  # such as "No route to host"
-            raise ConnectionError(f"The connection is lost: {error.strerror or error}.") from error
+        except OSError as error:
+            give_up_s = _await_room(error, give_up_s, abort)
+            continue
+        give_up_s = deadline_s
         drop_sent(pending, sent)
+
+
+def _await_room(error: OSError, give_up_s: float, abort: Abort | None) -> float:
+    """Pause if a call that failed may succeed soon; return how long to try.
+
+    Raises:
+        ConnectionError: it may not, or has failed until `give_up_s`.
+    """
+    now_s = time.monotonic()
+    if not is_shortage(error) or now_s >= give_up_s:  # such as "No route to host"
+        raise ConnectionError(f"The connection is lost: {error.strerror or error}.") from error
+    pause(_NO_ROOM_PAUSE_S, abort=abort)
+    return min(give_up_s, now_s + TIMEOUT_S)
 
 
 def drop_sent(pending: deque[memoryview], sent: int) -> None:
