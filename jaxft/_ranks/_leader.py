@@ -19,6 +19,7 @@ from jaxft._ranks._directives import decode_outcome, encode_failure, encode_orde
 from jaxft._ranks._link import Link, rank_message
 from jaxft._ranks._outside import Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
+from jaxft._transport._room import start_thread
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 
@@ -262,9 +263,7 @@ class Leader:
             case "raised":
                 # The training thread may be in a collective that never returns.
                 told = message.raised
-                threading.Thread(
-                    target=self._settle_raised, args=(rank, told), name=f"jaxft-raised-{rank}", daemon=True
-                ).start()
+                start_thread(self._settle_raised, rank, told, name=f"jaxft-raised-{rank}")
             case "group_ends":
                 self._happened(core.Ended(rank, message.group_ends.error))
                 self._links[rank - 1].expect_end(message.group_ends.error)

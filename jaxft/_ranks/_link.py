@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from jaxft_protocol.proto import ranks_pb2 as pb
 
 from jaxft._ranks._ending import end_at_once
+from jaxft._transport._room import start_thread
 from jaxft._transport._seals import Connection, is_tag
 from jaxft._transport._sockets import Abort, Aborted, pause, recv_exactly, send_all
 
@@ -75,14 +76,11 @@ class Link:
         self._other_ends = threading.Event()
         self._other_error = ""  # with which it ends
         self._unsent = ""  # why a message could not be sent
-        self._threads = [
-            threading.Thread(target=self._guarded, args=(run,), name=f"jaxft-rank-{other}", daemon=True)
-            for run in (self._receive, self._beats)
-        ]
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        for run in (self._receive, self._beats):
+            self._threads.append(start_thread(self._guarded, run, name=f"jaxft-rank-{self.other}"))
 
     def send(self, message: Any) -> None:
         """Send a message. One that cannot be sent ends the connection: without it, the ranks would come apart."""

@@ -33,6 +33,7 @@ from jaxft._replica._own_address import leads_elsewhere, own_address
 from jaxft._replica._raised import report_by
 from jaxft._replica._session import Session
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
+from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import split_address
 
 if TYPE_CHECKING:
@@ -259,9 +260,14 @@ def _met_in_time(config: GroupConfig) -> Iterator[None]:
     Some collectives give up by themselves, gloo after 30 s, and others wait forever.
     """
     late = f"it has not entered its Manager for {config.failure_timeout_s:g} s"
-    timer = threading.Timer(config.failure_timeout_s, end_with, [config.group, "another rank", late])
-    timer.daemon = True
-    timer.start()
+
+    def start() -> threading.Timer:
+        timer = threading.Timer(config.failure_timeout_s, end_with, [config.group, "another rank", late])
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    timer = once_there_is_room(start)
     try:
         yield
     except Exception as error:

@@ -49,6 +49,7 @@ from jaxft._ranks._ranks import OneRank, Operation, Settled
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 from tests import patience
+from tests.shortages import no_thread_at_first
 
 MEMBER = Member(GroupName("a"), Incarnation(7), "h:1,h:2", (0, 1))
 QUORUM = NewQuorum(QuorumId(3), Step(5), 2, (MEMBER,))
@@ -329,6 +330,21 @@ def test_a_rank_that_has_raised_gets_an_answer_although_the_report_fails(
     pair.leader.on_raised = on_raised
     assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled()
     assert "could not report the error of rank 1" in caplog.text
+
+
+def test_a_moment_without_room_for_a_thread_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = no_thread_at_first(monkeypatch)
+    ends = socket.socketpair()
+    leader = Leader([Connection.plain(ends[0])], silence_s=patience.FAR_S, stuck_s=patience.FAR_S, name="a")
+    leader.start()
+    leader.on_raised = lambda *said: Settled(done=True)
+    follower = follower_on(Connection.plain(ends[1]), Kept())
+    assert follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled(done=True)
+    assert refused == {"jaxft-rank-0", "jaxft-rank-1", "jaxft-raised-1"}
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(leader.close)
+        follower.close()
+        closing.result()
 
 
 def settle_both(pair: Pair, ours: tuple[str, tuple[str, ...], str], theirs: tuple[str, tuple[str, ...], str]):

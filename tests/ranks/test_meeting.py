@@ -2,6 +2,8 @@
 
 import math
 import threading
+import time
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -12,7 +14,9 @@ from jaxft._errors import ConfigurationError
 from jaxft._replica import _membership
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._endpoints import MAX_THREADS, endpoint_of
+from jaxft._transport import _room
 from tests import patience
+from tests.shortages import no_threads
 
 CONFIG = GroupConfig(coordinator="c:1", group="a", failure_timeout_s=patience.FAR_S)
 
@@ -39,6 +43,13 @@ def test_a_collective_that_gives_up_by_itself_ends_this_process() -> None:
         _membership._met_in_time(CONFIG),  # pyright: ignore[reportPrivateUsage]
     ):
         raise gave_up
+
+
+def test_a_moment_without_room_for_a_thread_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with no_threads() as allow:
+        monkeypatch.setattr(_room, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: allow()))
+        with _membership._met_in_time(CONFIG):  # pyright: ignore[reportPrivateUsage]
+            pass
 
 
 @pytest.mark.parametrize("timeout_s", [1e10, 1e300, math.inf])
