@@ -7,6 +7,8 @@ reach it. The supervisor starts the whole group again, and it heals from the oth
 
 import contextlib
 import logging
+import math
+import select
 import socket
 import struct
 import threading
@@ -19,7 +21,7 @@ from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft._ranks._ending import end_at_once
 from jaxft._transport._room import start_thread
 from jaxft._transport._seals import Connection, is_tag
-from jaxft._transport._sockets import Abort, Aborted, pause, recv_exactly, send_all
+from jaxft._transport._sockets import SLOW_WAIT_S, Abort, Aborted, pause, recv_exactly, send_all, wait
 
 _log = logging.getLogger("jaxft")
 
@@ -156,12 +158,34 @@ class Link:
     def _receive(self) -> None:
         patience_s = self._first_s
         while not self._other_ends.is_set():
-            try:
-                data = self._read(time.monotonic() + patience_s)
-            except TimeoutError as error:
-                raise TimeoutError(f"silent for {patience_s:g} s") from error
+            self._await_message(patience_s)
+            data = self._read(time.monotonic() + patience_s)
             self._handle(self._receive_message(data))
             patience_s = self._silence_s
+
+    def _await_message(self, patience_s: float) -> None:
+        """Wait until the other rank sends something.
+
+        Time in which this process did not run does not count: its machine may have been suspended, and the other rank
+        with it.
+
+        Raises:
+            TimeoutError: it has sent nothing for so long.
+        """
+        silent_s, slow_s = 0.0, SLOW_WAIT_S
+        while silent_s < patience_s:
+            began_s = time.monotonic()
+            until_s = began_s + min(BEAT_S, patience_s - silent_s)
+            with contextlib.suppress(TimeoutError):
+                wait(self._connection.sock, select.POLLIN, deadline_s=until_s, what="", abort=self._closing)
+                return
+            silent_s += min(time.monotonic() - began_s, BEAT_S)
+            if silent_s >= slow_s:
+                slow_s = math.inf
+                _log.warning(
+                    "[jaxft %s] rank %d has been silent for %.0f s", self._name, self.other, silent_s
+                )
+        raise TimeoutError(f"silent for {patience_s:g} s")
 
     def _read(self, deadline_s: float) -> bytes:
         header = self._exactly(_HEADER.size, deadline_s)
@@ -182,7 +206,7 @@ class Link:
             memoryview(data),
             deadline_s=deadline_s,
             abort=self._closing,
-            what=f"a sign of life from rank {self.other} of group {self._name!r}",
+            what=f"the rest of a message from rank {self.other} of group {self._name!r}",
         )
         return data
 

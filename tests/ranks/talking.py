@@ -1,4 +1,7 @@
-"""Two ranks: in `python -m tests.ranks.talking`, rank 0 decides, and its child follows."""
+"""Two ranks: in `python -m tests.ranks.talking [SILENCE_S]`, rank 0 decides, and its child follows.
+
+They end after the end of their standard input.
+"""
 
 import itertools
 import logging
@@ -29,27 +32,29 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     _link.BEAT_S = 0.1
     _sockets.TIMEOUT_S = 1.0
+    silence_s = float(sys.argv[1]) if len(sys.argv) > 1 else patience.FAR_S
     one, two = socket.socketpair()
     if child := os.fork():
         two.close()
-        lead(one)
+        lead(one, silence_s)
         _, status = os.waitpid(child, 0)
         sys.exit(os.waitstatus_to_exitcode(status))
     else:
         one.close()
-        follow(two)
+        follow(two, silence_s)
 
 
-def lead(sock: socket.socket) -> None:
-    leader = Leader([Connection.plain(sock)], silence_s=patience.FAR_S, stuck_s=patience.FAR_S, name="a")
+def lead(sock: socket.socket, silence_s: float) -> None:
+    leader = Leader([Connection.plain(sock)], silence_s=silence_s, stuck_s=patience.FAR_S, name="a")
     leader.start()
     for number in range(_DECISIONS):
         leader.choose("a number", number)
+    sys.stdin.read()
     leader.save_ends(1, "")  # waits for the other rank
     leader.close()
 
 
-def follow(sock: socket.socket) -> None:
+def follow(sock: socket.socket, silence_s: float) -> None:
     beats, enough = itertools.count(1), threading.Event()
 
     def address() -> str:
@@ -58,11 +63,12 @@ def follow(sock: socket.socket) -> None:
             enough.set()
         return "h:2"
 
-    patient = {"silence_s": patience.FAR_S, "first_s": patience.FAR_S}
+    patient = {"silence_s": silence_s, "first_s": silence_s}
     connection = Connection.plain(sock)
     follower = Follower(connection, rank=1, size=2, address=address, pins=NoPins(), name="a", **patient)
     for _ in range(_DECISIONS):
         sys.stdout.write(f"{follower.choose('a number', 0)}\n")
+        sys.stdout.flush()
     assert enough.wait(patience.FAR_S)
     follower.save_ends(1, "")
     follower.close()

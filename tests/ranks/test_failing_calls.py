@@ -15,7 +15,7 @@ AGAIN = 75
 
 def talking(*injections: str) -> subprocess.CompletedProcess[str]:
     command = [*injection.failing(*injections), sys.executable, "-m", "tests.ranks.talking"]
-    return patience.run(command, capture_output=True, text=True)
+    return patience.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("error", ["ENOBUFS", "ENOMEM", "EINTR", "EAGAIN"])
