@@ -16,7 +16,7 @@ from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinishe
 from jaxft._heal._store import StateStore
 from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
-from jaxft._ranks._collectives import came_from_xla
+from jaxft._ranks._collectives import end_if_lost
 from jaxft._ranks._ending import keep_status
 from jaxft._ranks._settings import compare
 from jaxft._replica._config import GroupConfig
@@ -364,7 +364,7 @@ class Manager:
         assert self._member is not None
         ends_with = error
         try:
-            self._await_loss(self._member, error)
+            self._end_if_lost(self._member, error)
             if kind is None and self._agent is not None:
                 self._agent.finished()
             if kind is None and self._runner is not None and self._config.checkpoints is not None:
@@ -398,11 +398,11 @@ class Manager:
         if self._member is not None:
             compare(self._member.ranks, self._config.group, settings)
 
-    def _await_loss(self, member: Membership, error: BaseException | None) -> None:
+    def _end_if_lost(self, member: Membership, error: BaseException | None) -> None:
         """A collective that lost a rank may fail only where its result is read, outside of the step."""
         waited = self._runner is not None and self._runner.broken
-        if member.ranks.size > 1 and not waited and came_from_xla(error):
-            member.ranks.await_loss()
+        if member.ranks.size > 1 and not waited:
+            end_if_lost(member.ranks, self._config.group, error)
 
     def _leave(self, member: Membership, *, finished: bool, drained: bool) -> None:
         if not finished and not drained and member.ranks.size > 1:

@@ -1,8 +1,12 @@
 """Has system calls of a process fail, or the process die at one of them: the words to put before its command."""
 
+import contextlib
 import functools
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 from tests import patience
 
@@ -16,6 +20,28 @@ def failing(*injections: str) -> tuple[str, ...]:
     # It stops the process at these calls alone, but then sends no signals.
     fast = () if any("signal=" in one for one in injections) else ("--seccomp-bpf",)
     return (*quiet, *fast, "-e", f"trace={calls}", *words)
+
+
+@contextlib.contextmanager
+def attached(pid: int, *injections: str) -> Iterator[None]:
+    """Within the context, calls of a process that runs already fail. Counts begin now, in each thread."""
+    calls = ",".join(dict.fromkeys(one.partition(":")[0] for one in injections))
+    words = [word for one in injections for word in ("-e", f"inject={one}")]
+    command = ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={calls}", *words, "-p", str(pid)]
+    threads = [*Path(f"/proc/{pid}/task").iterdir()]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as tracer:
+        patience.until(lambda: all(map(_is_traced, threads)), f"strace to attach to {pid}")
+        try:
+            yield
+        finally:
+            tracer.terminate()
+
+
+def _is_traced(thread: Path) -> bool:
+    """Whether a thread is traced, or has ended."""
+    with contextlib.suppress(OSError):
+        return "\nTracerPid:\t0\n" not in (thread / "status").read_text()
+    return True
 
 
 @functools.cache

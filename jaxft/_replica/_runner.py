@@ -33,7 +33,7 @@ from jaxft_protocol.replica.state import (
 from jaxft._errors import ConfigurationError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
-from jaxft._ranks._collectives import came_from_xla
+from jaxft._ranks._collectives import end_if_lost
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
@@ -200,8 +200,7 @@ class Runner:
         if self._ranks.size > 1:
             # The other ranks may be inside the same collective and never return, so this group cannot go on.
             self._broken = repr(error)
-            if came_from_xla(error):
-                self._ranks.await_loss()
+            end_if_lost(self._ranks, self._config.group, error)
         number, directive = self._taken
         if isinstance(directive, Attempt) and self._attempts.has_voted(directive):
             # The job may commit with its vote: the next call applies what it has.

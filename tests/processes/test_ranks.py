@@ -8,6 +8,7 @@ import pytest
 from jaxft_protocol import credentials
 
 from jaxft._launch._ranks import free_ports
+from tests import injection
 from tests.clusters import Cluster, cluster
 from tests.operate import port
 from tests.processes.ranks import AGAIN, Group, assert_ends_with_its_group, digest_of, start_ranks
@@ -132,6 +133,30 @@ def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_grou
             lambda: all(worker.process.poll() is not None for worker in group.ranks), "both ranks to end"
         )
         assert group.leader.process.returncode == AGAIN, group.leader.log()
+
+
+@pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
+@pytest.mark.parametrize("place", [pytest.param("step", marks=pytest.mark.long), "outside"])
+def test_a_collective_that_loses_its_connection_while_both_ranks_live_ends_the_group(
+    place: str, tmp_path: Path
+) -> None:
+    """No program is to blame: with an error of the program, the group would be given up after two lives."""
+    goes_on = tmp_path / "goes-on"
+    flags = ("--gate", f"{KILLED_AT}:{goes_on}", "--failure-timeout-s", "12")
+    sums = ("--sum-after", str(KILLED_AT)) if place == "outside" else ()
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", *flags, *sums)
+        here.until(lambda: group.leader.step == KILLED_AT, "the gate")
+        # Gloo writes with writev, and jaxft and gRPC with sendmsg.
+        with injection.attached(group.ranks[1].process.pid, "writev:error=ENOBUFS:when=1+"):
+            goes_on.touch()
+            for rank, worker in enumerate(group.ranks):
+                here.until(lambda worker=worker: worker.process.poll() is not None, f"rank {rank} to end")
+        for rank, worker in enumerate(group.ranks):
+            assert_ends_with_its_group(worker, rank)
+        assert any(worker.says("a computation of all ranks: ") for worker in group.ranks)
+        assert "its code raised" not in here.coordinator_log.read_text()
 
 
 def test_a_rank_whose_loop_ends_before_that_of_rank_0_ends_its_group(tmp_path: Path) -> None:

@@ -4,10 +4,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxft._ranks._collectives import came_from_xla
+from jaxft._ranks import _collectives
+from jaxft._ranks._collectives import came_from_xla, end_if_lost
+from jaxft._ranks._ranks import OneRank
 
 LOST = (
     "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Connection reset by peer"
+)
+NETWORK = (
+    "INTERNAL: external/xla/xla/backends/gpu/collectives/nccl_errors.cc:1: NCCL operation ncclGroupEnd() failed: "
+    "unhandled system error. Last NCCL warning(error) log entry (may be unrelated) ''."
 )
 
 
@@ -49,3 +55,42 @@ def test_a_rank_without_memory_has_lost_no_other(kind: type[Exception]) -> None:
 )
 def test_an_error_of_the_program_is_not(error: BaseException | None) -> None:
     assert not came_from_xla(error)
+
+
+class Ended(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(name: str, other: str, why: str) -> None:
+        raise Ended(f"{other} is lost ({why})")
+
+    monkeypatch.setattr(_collectives, "end_with", end)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError])
+@pytest.mark.parametrize("text", [LOST, NETWORK])
+def test_a_collective_whose_connection_breaks_while_all_ranks_live_is_no_error_of_the_program(
+    kind: type[Exception], text: str
+) -> None:
+    error = KeyError("loss")
+    error.__cause__ = kind(text)
+    with pytest.raises(Ended, match=r"another rank is lost .*in a computation of all ranks: ") as ended:
+        end_if_lost(OneRank(), "a", error)
+    assert text in str(ended.value)
+
+
+@pytest.mark.usefixtures("ends")
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        OSError("Gloo AllGather failed: not a status of XLA"),
+        jax.errors.JaxRuntimeError("INTERNAL: CpuCallback error: OSError: the disk is full"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: NCCL operation ncclGroupEnd() failed: no memory"),
+    ],
+)
+def test_the_programs_own_error_goes_on_to_its_user(error: BaseException | None) -> None:
+    end_if_lost(OneRank(), "a", error)
