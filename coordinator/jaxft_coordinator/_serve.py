@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -50,9 +51,11 @@ def run(arguments: Arguments) -> None:
 
 def _sentence(error: Exception) -> str:
     """Return an error's own sentence, without the number that Python writes before it."""
-    if isinstance(error, OSError) and error.strerror and error.filename is None:
-        return error.strerror
-    return str(error)
+    if not isinstance(error, OSError) or not error.strerror or error.filename is not None:
+        return str(error)
+    if error.strerror == os.strerror(errno.EMFILE):  # of the event loop
+        return f"{error.strerror}. Raise the limit on open files: ulimit -n, LimitNOFILE= of systemd"
+    return error.strerror
 
 
 def _end_now() -> None:

@@ -17,7 +17,10 @@ _Where: TypeAlias = tuple[Any, ...]
 _MOST_TRIES = 16
 # An address of another machine, or of a kind that this machine does not have.
 _ELSEWHERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_MORE_DESCRIPTORS = "raise the limit on open files: ulimit -n, LimitNOFILE= of systemd"
 _ADVICE = {
+    errno.EMFILE: _MORE_DESCRIPTORS,
+    errno.ENFILE: _MORE_DESCRIPTORS,
     errno.EADDRINUSE: "choose another port, or see which program has it: ss -ltnp",
     errno.EACCES: "choose a port from 1024 on: lower ones are for root",
     errno.EADDRNOTAVAIL: "name an address of this machine, or [::] for all of them",

@@ -23,7 +23,7 @@ from jaxft_protocol.messages import GroupName, Hello, Incarnation, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
 
-from tests import patience
+from tests import injection, patience
 
 COMMAND = [sys.executable, "-m", "jaxft_coordinator"]
 LIMITED = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh"]
@@ -285,6 +285,18 @@ def test_a_state_folder_that_cannot_be_used_is_a_sentence_and_status_1(tmp_path:
     assert re.fullmatch(r"jaxft-coordinator: [a-z].*Nothing was written. Name a folder, not a file", last), (
         last
     )
+
+
+@pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
+@pytest.mark.parametrize("call", ["epoll_create1", "socket"])
+def test_without_descriptors_it_says_what_to_do_and_ends_with_status_1(call: str):
+    command = [*injection.failing(f"{call}:error=EMFILE:when=1+"), *COMMAND, "--bind", "localhost:0"]
+    done = patience.run(command, capture_output=True, text=True, limit_s=PATIENCE_S)
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("jaxft-coordinator: ")
+    assert re.search(r"Too many open files.* [Rr]aise the limit on open files: ulimit -n", last), last
+    assert "Traceback" not in done.stderr
 
 
 def test_it_imports_neither_jax_nor_numpy():
