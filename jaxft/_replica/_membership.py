@@ -23,6 +23,7 @@ from jaxft._errors import ConfigurationError
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._collectives import came_from_xla
+from jaxft._ranks._ending import keep_status
 from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._addresses import Addresses
@@ -81,10 +82,19 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
             `jax.distributed` is not initialised in a rank of several.
         CoordinatorUnreachable: this machine has found no route to it within the failure timeout.
     """
+    rank, size = _rank_and_size(config.group)
+    try:
+        return _assemble(config, store, rank, size)
+    except BaseException as error:
+        if size > 1:
+            keep_status(error)
+        raise
+
+
+def _assemble(config: GroupConfig, store: StateStore, rank: int, size: int) -> Membership:
     credentials = Credentials.read(config.token, config.tls)
     if credentials.key is not None:
         importlib.import_module(_MACS)  # now, not in the first exchange
-    rank, size = _rank_and_size(config.group)
     if size > 1:
         check_devices([device.process_index for device in jax.devices()])
     if rank:

@@ -395,6 +395,21 @@ def test_a_rank_with_other_values_than_its_rank_0_is_refused_before_it_trains(
         assert re.search(said, group.ranks[1].log())
 
 
+@pytest.mark.long
+def test_a_rank_that_cannot_enter_its_manager_ends_at_once_with_its_own_status(tmp_path: Path) -> None:
+    """JAX's exit handler would wait for rank 0, and be aborted as that ends: in fresh interpreters, which have it."""
+    missing = ("--tls", *(str(tmp_path / name) for name in ("ca", "cert", "key")))
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        group = start(here, "group-0", "--failure-timeout-s", "10", last=missing, fresh=True)
+        first, second = group.ranks
+        here.until(lambda: second.process.poll() is not None, "rank 1 to end")
+        assert second.process.returncode == 1, second.log()
+        assert second.says("cannot read the TLS certificate authority"), second.log()
+        here.until(lambda: first.process.poll() is not None, "rank 0 to end")
+        assert_ends_with_its_group(first, 0)
+
+
 def test_a_rank_that_does_not_enter_its_manager_in_time_ends_its_group(tmp_path: Path) -> None:
     """The others wait for it in a collective, which nothing else can end."""
     with cluster(tmp_path) as here:
