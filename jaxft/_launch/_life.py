@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
+from jaxft._launch._memory_kills import memory_kills
 from jaxft._launch._phase_file import DRAINED, LATE, STRANDED, read_word
 from jaxft._launch._processes import REAP_TIMEOUT_S, REST_TIMEOUT_S, Child, Processes
 from jaxft._launch._ranks import Member, start_ranks
@@ -90,6 +91,7 @@ class Life:
         self.late = False  # the job was finished without it
         self.stranded = False  # it found no group that holds the job's state
         self.joined = False  # a process has called `join` or a step
+        self.memory_kills = memory_kills()  # of this machine, before it started
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
         commands = [

@@ -1,5 +1,6 @@
 """What the exit status of a program means: the contract between a training program and its supervisor."""
 
+import signal
 from enum import StrEnum
 
 from jaxft._errors import ConfigurationError, JaxftError, JobFinished, JoinRefused
@@ -10,6 +11,7 @@ AGAIN = JaxftError.exit_status
 # The job does not accept this program; another start would be refused as well.
 REFUSED = JoinRefused.exit_status
 ERROR = ConfigurationError.exit_status
+SIGKILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter as a shell reports it
 
 
 class Ending(StrEnum):

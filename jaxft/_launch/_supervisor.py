@@ -22,12 +22,13 @@ from jaxft._launch._journal import (
 )
 from jaxft._launch._ladder import Ladder
 from jaxft._launch._life import Life, fill
+from jaxft._launch._memory_kills import memory_kills, memory_text
 from jaxft._launch._probe import Probe
 from jaxft._launch._processes import Processes
 from jaxft._launch._python_command import python_command
 from jaxft._launch._ranks import Member
 from jaxft._launch._restarts import GiveUp, Past, after
-from jaxft._launch._statuses import AGAIN, ERROR, REFUSED, Ending, ending_of
+from jaxft._launch._statuses import AGAIN, ERROR, REFUSED, SIGKILLED, Ending, ending_of
 from jaxft._launch._warm import Warm
 
 # How often the phases of the processes are compared with their deadlines.
@@ -397,7 +398,10 @@ class Supervisor:
             return
         status = one.child.exit_code()
         assert status is not None
-        self._say(f"{name} (pid {one.child.pid}) ended with exit status {status} ({ending_of(status)})")
+        kills = memory_kills() - life.memory_kills if status in SIGKILLED else 0
+        self._say(
+            f"{name} (pid {one.child.pid}) ended with exit status {status} ({ending_of(status)}){memory_text(kills)}"
+        )
         self._write(
             RankEnded(
                 group=self.member.name,
