@@ -83,6 +83,14 @@ KNOWN = {
         "make_app.metrics",
     ): "its result is awaited at once",
     (
+        "coordinator/jaxft_coordinator/http/_handshakes.py",
+        "Handshakes.accept",
+    ): "a task group raises what its tasks raise",
+    (
+        "coordinator/jaxft_coordinator/http/_handshakes.py",
+        "Handshakes._accept",
+    ): "tests/operate/test_handshakes.py",
+    (
         "coordinator/jaxft_coordinator/http/serve.py",
         "HttpPort.start",
     ): "tests/operate/test_http.py",

@@ -27,7 +27,8 @@ class Guest(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore
         super().connection_made(transport)
         self._came_s = time.monotonic()
-        silent = [guest for guest in self._all if guest.owes_request and not guest.transport.is_closing()]
+        # With TLS, one that this side has closed stays until its client has answered that.
+        silent = [guest for guest in self._all if guest.owes_request]
         silent.sort(key=lambda guest: guest._came_s)
         addresses = ((guest, guest.client[0] if guest.client else "") for guest in silent)
         for guest in crowded_out(addresses, MAX_SILENT):

@@ -16,6 +16,7 @@ from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._actions import Actions
 from jaxft_coordinator.http._app import make_app
 from jaxft_coordinator.http._guests import Guest
+from jaxft_coordinator.http._handshakes import Handshakes
 from jaxft_coordinator.http._stream import STATE_EVERY_S, Streams
 from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer
@@ -76,11 +77,10 @@ class HttpPort:
             limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
-            ssl_certfile=cert,
-            ssl_keyfile=key,
             # A proxy may not say for whom it asks: the audit log has the address that was seen.
             proxy_headers=False,
         )
+        self._handshakes = Handshakes(cert, key) if cert and key else None
         self._scheme = "https" if cert else "http"
         self._uvicorn = _Uvicorn(config)
         self.running: asyncio.Task[None] | None = None
@@ -113,9 +113,15 @@ class HttpPort:
             Exception: a part failed. The coordinator does not go on without what people see of it.
         """
         async with asyncio.TaskGroup() as tasks:
-            ticking = tasks.create_task(self._tick_forever())
-            await self._uvicorn.serve(sockets=list(listening))
-            ticking.cancel()
+            beside = [tasks.create_task(self._tick_forever())]
+            if self._handshakes is not None:
+                beside.append(tasks.create_task(self._handshakes.accept(listening, self._guest)))
+            await self._uvicorn.serve(sockets=[] if self._handshakes else list(listening))
+            for task in beside:
+                task.cancel()
+
+    def _guest(self) -> Guest:
+        return Guest(self._uvicorn.config, self._uvicorn.server_state, {})
 
     async def _tick_forever(self) -> None:
         while True:
