@@ -22,6 +22,7 @@ from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
+    Job,
     Log,
     Options,
     Persist,
@@ -403,7 +404,7 @@ class Server(pb_grpc.CoordinatorServicer):
                 f"job {hello.job!r} already has {limits.MAX_GROUPS_PER_JOB} groups, its limit: stop a group that it "
                 "does not need"
             )
-        return ""
+        return "" if job is None else _too_long_addresses(hello, job)
 
     @property
     def jobs(self) -> Jobs:
@@ -488,3 +489,21 @@ def _names_problem(hello: Hello) -> str:
             "characters"
         )
     return ""
+
+
+def _too_long_addresses(hello: Hello, job: Job) -> str:
+    """Why the addresses of a job would be too long with those of one more group; "" if they are not."""
+    others = [group.address for name, group in job.groups.items() if name != hello.group]
+    sent_bytes = (len(others) + 1) * sum(map(_most_bytes, (*others, hello.address)))
+    if sent_bytes <= limits.MAX_ADDRESSES_BYTES:
+        return ""
+    return (
+        f"each of {len(others) + 1} groups of job {job.name!r} receives the addresses of all: with group "
+        f"{hello.group!r} that is {sent_bytes >> 20} MB, and the limit is {limits.MAX_ADDRESSES_BYTES >> 20}. Have "
+        "groups announce fewer or shorter addresses (`Manager(host=...)`), or use fewer groups"
+    )
+
+
+def _most_bytes(text: str) -> int:
+    """How many bytes a text takes at most in UTF-8."""
+    return len(text) if text.isascii() else 4 * len(text)

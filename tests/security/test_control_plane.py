@@ -201,6 +201,33 @@ def test_the_coordinator_serves_a_bounded_number_of_jobs_groups_and_streams(
     run(scenario)
 
 
+@pytest.mark.parametrize("address", ["h" * 10_000, "\u00e4" * 2_500])
+def test_the_addresses_that_all_groups_of_a_job_receive_are_bounded(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before: 300 groups with 24,576 characters each took gigabytes, and no job had a step for seconds."""
+    monkeypatch.setattr(limits, "MAX_ADDRESSES_BYTES", 3 * 30_000)
+
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving())
+
+            async def greet(name: str, job: str = "one") -> object:
+                group = await stack.enter_async_context(Group(server.port, name, job=job))
+                group.hello = dataclasses.replace(group.hello, address=address)
+                return await group.greet()
+
+            for name in "abc":
+                assert isinstance(await greet(name), Welcome)
+            refused = await greet("d")
+            assert isinstance(refused, Refused)
+            assert refused.reason.startswith("each of 4 groups of job 'one' receives the addresses of all")
+            assert isinstance(await greet("a"), Welcome)  # it comes back
+            assert isinstance(await greet("d", "two"), Welcome)
+
+    run(scenario)
+
+
 def test_a_group_that_comes_back_finds_its_place_in_a_full_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_JOBS", 1)
     monkeypatch.setattr(limits, "MAX_GROUPS_PER_JOB", 2)
