@@ -139,12 +139,18 @@ class _Run:
             self._mention()
 
     def _mention(self) -> None:
-        """Say once which peers have exchanged no bytes with us for long."""
-        waits = [(self._links.members[number], self._lane.moved_s(number)) for number in self._owing()]
+        """Say which peers have exchanged no bytes with us for long, or that all takes long while bytes move."""
+        owing = self._owing()
+        waits = [(self._links.members[number], self._lane.moved_s(number)) for number in owing]
         self._patience.mention(
             [Wait(peer.name, peer.address, moved_s) for peer, moved_s in waits],
             "The exchange of step %d in quorum %d is still waiting for %s after %.0f s.",
             *(self._step, self._links.quorum_id),
+        )
+        self._patience.mention_slow(
+            "The exchange of step %d in quorum %d takes long: %.0f s so far.",
+            *(self._step, self._links.quorum_id),
+            names=self._names(owing),
         )
 
     def _silent(self) -> list[int]:

@@ -2,8 +2,8 @@
 
 Time counts only once all members are known to have computed: before that, a silent peer may still be computing, and
 the coordinator decides whether it hangs (`jaxft_protocol.coordinator.progress`). From then on each byte that moves
-restarts the clock. So an exchange may take as long as it needs while its bytes move, and both ends of a stalled link
-time out soon, and at the same time.
+restarts the clock. So an exchange may take as long as it needs while its bytes move (the log says if that is long).
+Both ends of a stalled link time out soon, and at the same time.
 """
 
 import logging
@@ -48,6 +48,9 @@ class LongWaits:
         self._step = 0
         # The longest wait for those that compute, in this step and in the one before.
         self._longest_s = self._before_s = 0.0
+        # The same for exchanges whose bytes move, and from when on that is said of this one.
+        self._slowest_s = self._slowest_before_s = 0.0
+        self._slow_from_s = SLOW_WAIT_S
         self._said: set[tuple[str, bool]] = set()
         self._lock = threading.Lock()
 
@@ -55,7 +58,9 @@ class LongWaits:
         """The next exchange begins, of this step. For the thread that starts the others."""
         if step != self._step:
             self._before_s, self._longest_s = self._longest_s, 0.0
+            self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0
         self._step = step
+        self._slow_from_s = max(SLOW_WAIT_S, 2 * self._slowest_before_s)
         self._said.clear()
 
     def to_say(self, waits_s: Mapping[str, float], *, compute: bool) -> list[str]:
@@ -73,6 +78,16 @@ class LongWaits:
             new = [name for name in found if (name, compute) not in self._said]
             self._said.update((name, compute) for name in new)
             return new
+
+    def is_slow(self, took_s: float) -> bool:
+        """Whether to say that the exchange has taken so long, although its bytes move: then not before twice that."""
+        with self._lock:
+            self._slowest_s = max(self._slowest_s, took_s)
+            silent = any(not compute for _, compute in self._said)
+            if silent or took_s < self._slow_from_s:
+                return False
+            self._slow_from_s = 2 * took_s
+            return True
 
 
 class Patience:
@@ -150,6 +165,18 @@ class Patience:
             )
             level = logging.INFO if compute else logging.WARNING
             _log.log(level, f"{text} %s", *where, names, longest_s, limit)
+
+    def mention_slow(self, text: str, *where: object, names: str) -> None:
+        """Log now and then that the exchange takes long although its bytes move.
+
+        Args:
+            text: the message, with places for `where` and the seconds.
+            names: who is not finished.
+        """
+        took_s = time.monotonic() - self.since_s  # negative while time does not count
+        if self.waits.is_slow(took_s):
+            more = "Its bytes still move, so there is no limit. It is not finished with"
+            _log.info(f"{text} %s %s.", *where, took_s, more, names)
 
     def until(self, wait: Callable[[float], T], look: Callable[[], None]) -> T:
         """Call `wait(deadline_s)` until it returns, and `look` in between.

@@ -486,6 +486,50 @@ def test_a_peer_that_is_silent_is_said_while_another_moves_bytes(
     assert "is still waiting for group 'group-2' (memory:2) after" in said
 
 
+def test_an_exchange_that_takes_long_while_bytes_move_is_said_and_again_each_time_that_has_doubled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer that sends a byte now and then: nothing is silent, and nothing gets on."""
+    now_s = 0.0
+    for module in (_exchange, _patience):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(_patience, "LOOK_S", 0.01)
+    waits = LongWaits()
+
+    def trickle(step: int, until_s: float) -> list[str]:
+        """Return what is said of an exchange in which a byte comes each second."""
+        nonlocal now_s
+        now_s, abort = 0.0, Abort()
+        caplog.clear()
+        waits.begin(step)
+
+        class Ticking(Patience):
+            def moved(self) -> None:
+                nonlocal now_s
+                super().moved()
+                now_s += 1.0
+                if now_s > until_s:
+                    abort.set("enough")
+                theirs.sendall(b"\0")
+
+        with against(abort) as (links, theirs):
+            theirs.sendall(first_header(step=step) + b"\0")
+            task = Task(LAYOUT, step, partials_of(LAYOUT, 2, [0]), result_regions(LAYOUT))
+            with pytest.raises(ExchangeFailed, match="was aborted: enough"):
+                exchange_into(links, task, 2, Ticking(3.0, waits=waits))
+        return [record.getMessage() for record in caplog.records]
+
+    with caplog.at_level(logging.INFO, logger="jaxft"):
+        said = trickle(1, 22.0)
+        assert [re.findall(r"(\d+) s so far", text) for text in said] == [["5"], ["10"], ["20"]]
+        assert said[0] == (
+            "The exchange of step 1 in quorum 4 takes long: 5 s so far. Its bytes still move, so there is no limit. "
+            "It is not finished with group 'group-1' (memory:1)."
+        )
+        assert trickle(2, 40.0) == []
+        assert len(trickle(3, 90.0)) == 1
+
+
 def test_no_descriptor_is_left_behind() -> None:
     held = [partials_of(LAYOUT, 2, [0]), partials_of(LAYOUT, 2, [1])]
 
