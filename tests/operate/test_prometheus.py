@@ -287,6 +287,51 @@ CASES = [
         },
         {"job": "j", "namespace": "busy"},
     ),
+    # A scrape that fails, as of a busy coordinator, neither begins the wait again nor ends an alert.
+    *(
+        case(
+            alert,
+            at,
+            {f"{name}{{{labels}}}": f"{values}x4 stale {values}x40" for name, values in series.items()},
+            firing,
+        )
+        for alert, ats, labels, firing, series in (
+            ("JaxftJobHalted", ("5m",), JOB, {"job": "j"}, {"jaxft_halted": 1}),
+            ("JaxftJobWaiting", ("5m", "6m"), JOB, {"job": "j"}, {"jaxft_waiting": 1, "jaxft_paused": 0}),
+            ("JaxftJobGone", ("5m", "6m"), JOB, {"job": "j"}, {"jaxft_idle": 1, "jaxft_halted": 0}),
+            (
+                "JaxftJobStalled",
+                ("27m",),
+                JOB,
+                {"job": "j"},
+                {"jaxft_steps_committed_total": 7, "jaxft_quorum_members": 3},
+            ),
+            (
+                "JaxftGroupsMissing",
+                ("16m",),
+                JOB,
+                {"job": "j"},
+                {"jaxft_quorum_members": 2, "jaxft_quorum_places": 3},
+            ),
+            (
+                "JaxftStoreSlow",
+                ("5m", "6m"),
+                'instance="c"',
+                {"instance": "c"},
+                {"jaxft_store_blocked_seconds": 9},
+            ),
+        )
+        for at in ats
+    ),
+    # Nor does it make a finished job one that goes on.
+    case(
+        "JaxftGroupsFlap",
+        "60m",
+        {
+            f'jaxft_departures_total{{{JOB},how="lost"}}': "0+1x59 stale 60x40",
+            f"jaxft_finished{{{JOB}}}": "0x40 1x18 stale 1x40",
+        },
+    ),
     case("JaxftStoreSlow", "10m", {'jaxft_store_blocked_seconds{instance="c"}': "9x20"}, {"instance": "c"}),
     case(
         "JaxftCoordinatorError",
