@@ -90,7 +90,13 @@ class Credentials:
             (
                 "certificate has expired",
                 True,
-                "renew it, and restart the coordinator, or set this machine's clock, if that is ahead",
+                "renew it, and restart the coordinator, or set this machine's clock, if that is ahead. Or one in "
+                "`tls.ca` has expired",
+            ),
+            (
+                "unsupported certificate purpose",
+                True,
+                "its certificate is for clients only (its extended key usage)",
             ),
             ("CERTIFICATE_VERIFY_FAILED", True, "its certificate is not from an authority in `tls.ca`"),
             ("Hostname Verification", True, "its certificate is for another host name than the address"),

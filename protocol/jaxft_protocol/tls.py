@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ EXPIRES_SOON_S = 14 * 24 * 3600.0
 _WHATEVER_THE_TIME = 0x200000
 # More than a handshake needs.
 _ROUNDS = 4
+_CERTIFICATE = re.compile(
+    rb"-----BEGIN (?:X509 )?CERTIFICATE-----.*?-----END (?:X509 )?CERTIFICATE-----", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +49,10 @@ def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
         given, missing = ("certificate", "private key") if key is None else ("private key", "certificate")
         raise CredentialsError(f"a TLS {given} was given without its {missing}: give both or neither")
     pem = Pem(
-        _read(ca, "the TLS certificate authority"),
+        _read_authorities(ca),
         _read(cert, "the TLS certificate"),
         _read(key, "the TLS private key"),
     )
-    if ca is not None:
-        _check_authority(ca)
     if cert is not None and key is not None:
         _check_pair(cert, key)
         if problem := problem_of_dates(cert, key):
@@ -111,14 +113,39 @@ def _read(path: Path | None, what: str) -> bytes | None:
         raise CredentialsError(f"cannot read {what} {str(path)!r}: {error.strerror}") from error
 
 
-def _check_authority(ca: Path) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(ca)
-    except (ssl.SSLError, OSError) as error:
+def _read_authorities(path: Path | None) -> bytes | None:
+    """Return the authorities in a file, those that are valid for longest first.
+
+    Of several with one name, such as one that was renewed with its key and its former certificate, gRPC takes the
+    first, and refuses all that it has signed if that has expired.
+    """
+    content = _read(path, "the TLS certificate authority")
+    if content is None:
+        return None
+    found = [section.group() + b"\n" for section in _CERTIFICATE.finditer(content)]
+    if not found:
         raise CredentialsError(
-            f"{str(ca)!r} holds no certificate of an authority in PEM form ({_why(error)}): it must contain a "
-            "section that begins with -----BEGIN CERTIFICATE-----"
-        ) from error
+            f"{str(path)!r} holds no certificate of an authority in PEM form: it must contain a section that begins "
+            "with -----BEGIN CERTIFICATE-----"
+        )
+    until_s: list[tuple[float, bytes]] = []
+    for number, each in enumerate(found, 1):
+        try:
+            until_s.append((_expires_s(each), each))
+        except (ssl.SSLError, ValueError) as error:
+            raise CredentialsError(
+                f"certificate {number} of {len(found)} in {str(path)!r} cannot be read: take it out, or write the "
+                "file again"
+            ) from error
+    return b"".join(each for _, each in sorted(until_s, reverse=True))
+
+
+def _expires_s(authority: bytes) -> float:
+    """When it expires, in Unix time; 0 for a certificate that is no authority's. Raises ssl.SSLError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authority.decode("ascii"))
+    shown = context.get_ca_certs()
+    return ssl.cert_time_to_seconds(str(shown[0]["notAfter"])) if shown else 0.0
 
 
 def _check_pair(cert: Path, key: Path) -> None:

@@ -9,9 +9,15 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from jaxft_protocol import tls
+from jaxft_protocol.credentials import CredentialsError
 
 import jaxft
+from jaxft._replica._credentials import Credentials
+from tests.security.groups import serving_beside
 
 DAY_S = 24 * 3600.0
 
@@ -72,6 +78,56 @@ def test_it_is_judged_by_the_time_that_is_given(tmp_path: Path) -> None:
     assert [text.split(" ")[0] for text in said] == ["is", "", "expires", "expired"]
 
 
+def renewed_authority() -> tuple[list[bytes], bytes, bytes]:
+    """An authority that has expired, the same renewed with its key, and a certificate for localhost with its key."""
+    now, name = datetime.now(UTC), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+    signs, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    pem = serialization.Encoding.PEM
+
+    def made(days: tuple[int, int], of: ec.EllipticCurvePrivateKey, is_authority: bool) -> bytes:
+        since, until = (now + timedelta(days=each) for each in days)
+        subject = name if is_authority else x509.Name([])
+        to_come = (
+            x509.CertificateBuilder().subject_name(subject).issuer_name(name).public_key(of.public_key())
+        )
+        to_come = to_come.serial_number(x509.random_serial_number())
+        to_come = to_come.not_valid_before(since).not_valid_after(until)
+        to_come = to_come.add_extension(x509.BasicConstraints(is_authority, None), critical=True)
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost")])
+        return to_come.add_extension(names, critical=True).sign(signs, hashes.SHA256()).public_bytes(pem)
+
+    authorities = [made(days, signs, True) for days in ((-400, -1), (-10, 300))]
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return authorities, made((-1, 30), key, False), private
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_authority_that_was_renewed_may_stay_in_the_file_beside_the_new_one(
+    tmp_path: Path, order: int
+) -> None:
+    """Of several with one name, gRPC takes the first, and refuses all if that has expired."""
+    authorities, cert, key = renewed_authority()
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(b"# old and new\n" + b"the next one\n".join(authorities[::order]))
+    for name, content in (("cert", cert), ("key", key)):
+        (tmp_path / name).write_bytes(content)
+    server_side = tls.read_pem(ca=ca, cert=tmp_path / "cert", key=tmp_path / "key")
+    with serving_beside(tls=server_side) as port:
+        files = jaxft.TLS(ca=ca, cert=tmp_path / "cert", key=tmp_path / "key")
+        with jaxft.Manager(f"localhost:{port}", group="a", tls=files):
+            pass
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_broken_certificate_among_good_ones_is_named(tmp_path: Path, number: int) -> None:
+    good = trustme.CA().cert_pem.bytes()
+    broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(b"".join([good, broken][:: 1 if number == 2 else -1]))
+    with pytest.raises(CredentialsError, match=f"certificate {number} of 2 in '.*ca.pem' cannot be read"):
+        tls.read_pem(ca=ca, cert=None, key=None)
+
+
 @pytest.mark.parametrize(
     ("since", "until", "trusted", "said"),
     [
@@ -80,7 +136,8 @@ def test_it_is_judged_by_the_time_that_is_given(tmp_path: Path) -> None:
             -9,
             -1,
             True,
-            "certificate has expired.*; renew it, and restart the coordinator, or set this machine's clock",
+            "certificate has expired.*; renew it, and restart the coordinator, or set this machine's clock, if that "
+            "is ahead. Or one in `tls.ca` has expired",
         ),
         (-1, 30, False, "its certificate is not from an authority in `tls.ca`"),
     ],
@@ -106,3 +163,10 @@ def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
     finally:
         server.stop(None)
     assert ("authority" in str(raised.value)) != trusted
+
+
+def test_a_certificate_for_clients_alone_is_not_taken_for_one_of_another_authority() -> None:
+    """As gRPC says it of a coordinator whose certificate has the extended key usage clientAuth."""
+    why = "SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unsupported certificate purpose: OK"
+    said = Credentials(pem=tls.Pem()).explained(why)
+    assert said == f"{why}; its certificate is for clients only (its extended key usage)"
