@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from jaxft_protocol import ports, wire
+from jaxft_protocol import names, ports, wire
 from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
@@ -480,8 +480,8 @@ def _names_problem(hello: Hello) -> str:
             return f"the name of a {what} must have 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
         if not name.isprintable():
             return f"the name of a {what} must have only printable characters, unlike {name!r}"
-        if name in (".", ".."):
-            return f"the name of a {what} must not be {name!r}, which means a folder in paths and addresses"
+        if problem := names.unclear(name):
+            return f"the name of a {what} {problem}"
     if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
         address = hello.address[:MAX_QUOTED]
         return (

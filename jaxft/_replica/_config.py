@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from jaxft_protocol.coordinator.bounds import settings_bytes
+from jaxft_protocol.names import unclear
 from jaxft_protocol.wire import MAX_COUNT
 
 from jaxft._checkpoints import Checkpoints
@@ -165,8 +166,8 @@ def _check_name(what: str, name: str) -> None:
         raise ConfigurationError(
             f"{what} must be a name of 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
         )
-    if name in (".", ".."):  # no address of the coordinator's page could name it
-        raise ConfigurationError(f"{what} must not be {name!r}, which means a folder in paths and addresses")
+    if problem := unclear(name):
+        raise ConfigurationError(f"{what} {problem}")
 
 
 def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:

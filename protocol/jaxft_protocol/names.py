@@ -32,6 +32,17 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     return (*((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts), (2, 0, name))
 
 
+def unclear(name: str) -> str:
+    """Say why a name could be taken for something else in addresses, logs or on the page; "" if it could not."""
+    if name in (".", ".."):
+        return f"must not be {name!r}, which means a folder in paths and addresses"
+    if name != name.strip():
+        return f"must not begin or end with a space, unlike {name!r}"
+    if "] " in name:
+        return f"must not contain '] ', which ends it in the log, unlike {name!r}"
+    return ""
+
+
 def listed(items: Sequence[str], separator: str = ", ") -> str:
     """Join the first few of many items, and say how many more there are."""
     more = len(items) - MAX_LISTED

@@ -93,6 +93,8 @@ def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
         ({"group": 3}, "group must be a name of 1 to 200 printable characters, not 3"),
         ({"group": ".."}, "group must not be '..', which means a folder"),
         ({"group": "a", "job": "."}, "job must not be '.', which means a folder"),
+        ({"group": "a", "job": "run "}, "job must not begin or end with a space, unlike 'run '"),
+        ({"group": "a] b"}, "group must not contain '] ', which ends it in the log, unlike 'a] b'"),
         ({"group": "g", "tls": True}, "tls must be a jaxft.TLS, .* not a bool"),
         ({"group": "g", "token": b"secret"}, "token must be a str, .* not a bytes"),
         ({"group": "g", "spare": "no"}, "spare must be True or False, not a str"),

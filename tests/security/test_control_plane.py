@@ -482,6 +482,9 @@ def test_sweeping_leaves_no_descriptor_behind() -> None:
         ({"group": "a\x1b[2J"}, "the name of a group must have only printable characters"),
         ({"address": "x" * 24_577}, "of group 'a' must be at most 24576 printable characters"),
         ({"job": "x" * 201}, "the name of a job must have 1 to 200 characters, not 201"),
+        ({"group": "a "}, "the name of a group must not begin or end with a space, unlike 'a '"),
+        # It would write lines that look like those of job "other", and use up what that job may log.
+        ({"job": "other] lost b"}, "the name of a job must not contain '] ', which ends it in the log"),
     ],
 )
 def test_names_that_would_harm_who_reads_them_are_refused(
