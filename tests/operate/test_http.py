@@ -191,6 +191,35 @@ def test_viewers_are_bounded_and_each_gets_what_happens(monkeypatch: pytest.Monk
     run(scenario)
 
 
+def test_viewers_of_one_address_do_not_keep_those_of_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The busiest address loses its oldest viewer, unless the new one would make its own the busiest."""
+    monkeypatch.setattr(_stream, "MAX_VIEWERS", 3)
+
+    async def scenario() -> None:
+        async with serving() as (_, http, _, _), contextlib.AsyncExitStack() as stack:
+
+            async def view(address: str) -> asyncio.StreamReader:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", http.port, local_addr=(address, 0)
+                )
+                stack.callback(writer.close)
+                writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+                return reader
+
+            async def is_shown(reader: asyncio.StreamReader) -> bool:
+                return b" 200 " in await patience.wait_for(reader.readline())
+
+            first, *others = [await view("127.0.0.1") for _ in range(3)]
+            assert [await is_shown(each) for each in (first, *others)] == [True] * 3
+            assert not await is_shown(await view("127.0.0.1"))
+            assert await is_shown(await view("127.0.0.2"))
+            await read_until(first, b"\r\n0\r\n\r\n")  # the end of the answer
+            assert not await is_shown(await view("127.0.0.2"))
+            assert await is_shown(await view("127.0.0.3"))
+
+    run(scenario)
+
+
 def test_connections_that_ask_nothing_do_not_keep_others_out() -> None:
     async def scenario() -> None:
         async with serving() as (_, http, _, web):

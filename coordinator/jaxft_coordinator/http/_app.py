@@ -80,7 +80,8 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
 
     async def events(request: Request) -> Response:
         try:
-            stream = streams.open(request.query_params.get("job", ""))
+            address = request.client.host if request.client else ""
+            stream = streams.open(request.query_params.get("job", ""), address)
         except TooManyViewers as error:
             return _problem(503, str(error))
         return StreamingResponse(stream, media_type="text/event-stream")

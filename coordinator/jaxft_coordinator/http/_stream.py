@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from jaxft_protocol.admission import crowded_out
 
 from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer
@@ -20,6 +23,17 @@ class TooManyViewers(Exception):
     """There are `MAX_VIEWERS` already."""
 
 
+@dataclass(eq=False)
+class _Viewer:
+    address: str
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
+
+    def end(self) -> None:
+        self.ended = True
+        self.wake.set()
+
+
 class Streams:
     """All viewers of a coordinator.
 
@@ -31,31 +45,48 @@ class Streams:
     def __init__(self, observer: Observer, snapshots: Snapshots) -> None:
         self._observer = observer
         self._snapshots = snapshots
-        self._viewers: set[asyncio.Event] = set()
+        self._viewers: dict[_Viewer, str] = {}  # with their addresses, oldest first
         self._closing = False
 
-    def open(self, job: str) -> AsyncIterator[bytes]:
+    def open(self, job: str, address: str) -> AsyncIterator[bytes]:
         """Return the stream of a new viewer of `job`; of all jobs, if "".
+
+        When there are too many, the address with the most of them loses its oldest.
+
+        Args:
+            job: whose events.
+            address: where the viewer is.
 
         Raises:
             TooManyViewers: it cannot be admitted.
         """
-        if len(self._viewers) >= MAX_VIEWERS or self._closing:
+        if self._closing or (len(self._viewers) >= MAX_VIEWERS and not self._make_room(address)):
             raise TooManyViewers(
                 f"{MAX_VIEWERS} viewers are connected to this coordinator, its limit: close another page, or poll "
                 "/api/v1/jobs"
             )
-        wake = asyncio.Event()
-        self._viewers.add(wake)
-        return self._stream(job, wake)
+        viewer = _Viewer(address)
+        self._viewers[viewer] = address
+        return self._stream(job, viewer)
 
     def close(self) -> None:
         """End all streams, so that the server can stop."""
         self._closing = True
-        for wake in self._viewers:
-            wake.set()
+        for viewer in self._viewers:
+            viewer.end()
 
-    async def _stream(self, job: str, wake: asyncio.Event) -> AsyncIterator[bytes]:
+    def _make_room(self, address: str) -> bool:
+        """End a viewer for a new one at `address`; False if no other address has more than this one then has."""
+        (oldest,) = crowded_out(self._viewers.items(), MAX_VIEWERS - 1)
+        counts = Counter(self._viewers.values())
+        if counts[oldest.address] <= counts[address] + 1:
+            return False
+        del self._viewers[oldest]
+        oldest.end()
+        return True
+
+    async def _stream(self, job: str, viewer: _Viewer) -> AsyncIterator[bytes]:
+        wake = viewer.wake
         unread: deque[tuple[int, str]] = deque(maxlen=MAX_UNREAD)
 
         def hear(of: str, number: int, text: str) -> None:
@@ -67,7 +98,7 @@ class Streams:
         try:
             loop = asyncio.get_running_loop()
             due_s, said = loop.time(), ""
-            while not self._closing:
+            while not viewer.ended:
                 if loop.time() >= due_s:
                     due_s = loop.time() + STATE_EVERY_S
                     state = self._state(job)
@@ -85,7 +116,7 @@ class Streams:
                     pass
         finally:
             unlisten()
-            self._viewers.discard(wake)
+            self._viewers.pop(viewer, None)
 
     def _state(self, job: str) -> str:
         return (self._snapshots.job(job) or "null") if job else self._snapshots.jobs()
