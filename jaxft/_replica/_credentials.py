@@ -1,6 +1,7 @@
 """How a group and the coordinator authenticate each other: the job's key, and certificates."""
 
 import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,9 @@ class Credentials:
 
     def explained(self, why: str) -> str:
         """gRPC's error for a stream that never started, with a hint if TLS may be the cause."""
+        if "Socket closed" in why and self.pem is not None and self.pem.until_s < time.time():
+            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.pem.until_s))
+            return f"{why}; the certificate of this group expired on {until}: renew `tls.cert`, and restart the group"
         for sign, pem_needed, meaning in (
             ("WRONG_VERSION_NUMBER", True, "it does not speak TLS: was it started with --tls-cert?"),
             ("certificate is not yet valid", True, "or this machine's clock is behind"),

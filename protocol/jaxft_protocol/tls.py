@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import math
 import re
 import ssl
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jaxft_protocol.credentials import CredentialsError
@@ -30,11 +31,13 @@ class Pem:
         ca: the authorities to trust.
         cert: our certificate, with any intermediate authorities.
         key: the private key of `cert`.
+        until_s: when `cert` expires, in Unix time, as far as is known.
     """
 
     ca: bytes | None = None
     cert: bytes | None = None
     key: bytes | None = field(default=None, repr=False)  # a traceback or a log must not show it
+    until_s: float = math.inf
 
 
 def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
@@ -57,6 +60,7 @@ def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
         _check_pair(cert, key)
         if problem := problem_of_dates(cert, key):
             _log.warning("the TLS certificate '%s' %s", cert, problem)
+        return replace(pem, until_s=_until_s(cert, key))
     return pem
 
 
@@ -68,7 +72,7 @@ def problem_of_dates(cert: Path, key: Path, now_s: float | None = None) -> str:
         key: its private key.
         now_s: the time in Unix seconds; by default that of this machine.
     """
-    found = _shown(cert, key, by_server=True) or _shown(cert, key, by_server=False)
+    found = _read_back(cert, key)
     if not found:
         return ""
     now_s = time.time() if now_s is None else now_s
@@ -81,6 +85,15 @@ def problem_of_dates(cert: Path, key: Path, now_s: float | None = None) -> str:
     if left_s < EXPIRES_SOON_S:
         return f"expires on {until}. Renew it in time, and restart this process, which reads it only when it starts"
     return ""
+
+
+def _until_s(cert: Path, key: Path) -> float:
+    found = _read_back(cert, key)
+    return ssl.cert_time_to_seconds(found["notAfter"]) if found else math.inf
+
+
+def _read_back(cert: Path, key: Path) -> dict[str, str]:
+    return _shown(cert, key, by_server=True) or _shown(cert, key, by_server=False)
 
 
 def _shown(cert: Path, key: Path, *, by_server: bool) -> dict[str, str]:

@@ -170,3 +170,23 @@ def test_a_certificate_for_clients_alone_is_not_taken_for_one_of_another_authori
     why = "SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unsupported certificate purpose: OK"
     said = Credentials(pem=tls.Pem()).explained(why)
     assert said == f"{why}; its certificate is for clients only (its extended key usage)"
+
+
+def test_a_certificate_that_has_expired_since_it_was_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator closes the connection without a word, as of one whose authority it does not trust."""
+    cert, key = issued(tmp_path, since=-1, until=30, key=trustme.KeyType.ECDSA, chain=False)
+    held = Credentials(pem=tls.read_pem(ca=None, cert=cert, key=key))
+    why = "UNAVAILABLE: ipv4:127.0.0.1:29510: Socket closed"
+    assert (
+        held.explained(why) == f"{why}; does it ask for a certificate, and trust the authority of `tls.cert`?"
+    )
+    now_s = datetime.now(UTC).timestamp()
+    monkeypatch.setattr("time.time", lambda: now_s + 31 * DAY_S)
+    said = held.explained(why)
+    assert re.fullmatch(
+        r".* Socket closed; the certificate of this group expired on \d{4}-\d\d-\d\d \d\d:\d\d UTC: "
+        r"renew `tls.cert`, and restart the group",
+        said,
+    ), said
