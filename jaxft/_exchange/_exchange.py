@@ -150,7 +150,7 @@ class _Run:
         self._patience.mention_slow(
             "The exchange of step %d in quorum %d takes long: %.0f s so far.",
             *(self._step, self._links.quorum_id),
-            names=self._names(owing),
+            names=lambda: self._names(owing),
         )
 
     def _silent(self) -> list[int]:

@@ -166,17 +166,17 @@ class Patience:
             level = logging.INFO if compute else logging.WARNING
             _log.log(level, f"{text} %s", *where, names, longest_s, limit)
 
-    def mention_slow(self, text: str, *where: object, names: str) -> None:
+    def mention_slow(self, text: str, *where: object, names: Callable[[], str]) -> None:
         """Log now and then that the exchange takes long although its bytes move.
 
         Args:
             text: the message, with places for `where` and the seconds.
-            names: who is not finished.
+            names: returns who is not finished.
         """
         took_s = time.monotonic() - self.since_s  # negative while time does not count
         if self.waits.is_slow(took_s):
             more = "Its bytes still move, so there is no limit. It is not finished with"
-            _log.info(f"{text} %s %s.", *where, took_s, more, names)
+            _log.info(f"{text} %s %s.", *where, took_s, more, names())
 
     def until(self, wait: Callable[[float], T], look: Callable[[], None]) -> T:
         """Call `wait(deadline_s)` until it returns, and `look` in between.
