@@ -10,6 +10,7 @@ import itertools
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -394,7 +395,7 @@ class Server(pb_grpc.CoordinatorServicer):
 
     def _no_room(self, hello: Hello) -> str:
         """Why this coordinator cannot serve one more group, or this job; "" if it can."""
-        if len(self._sessions) - len(self._admission) >= limits.MAX_SESSIONS:
+        if self._is_full_for(hello.job):
             return f"this coordinator serves {limits.MAX_SESSIONS} groups, its limit: start another one for this job"
         job = self._jobs.get(hello.job)
         if why := self._jobs.refusal(hello.job):
@@ -405,6 +406,13 @@ class Server(pb_grpc.CoordinatorServicer):
                 "does not need"
             )
         return "" if job is None else _too_long_addresses(hello, job)
+
+    def _is_full_for(self, job: str) -> bool:
+        """Whether there are too many groups. Then a job still gets its share, so that no other can keep it out."""
+        if len(self._sessions) - len(self._admission) < limits.MAX_SESSIONS:
+            return False
+        counts = Counter(session.job for session in self._sessions.values() if session.job)
+        return counts[job] >= limits.MAX_SESSIONS // len({*counts, job})
 
     @property
     def jobs(self) -> Jobs:

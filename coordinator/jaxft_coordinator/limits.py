@@ -5,8 +5,10 @@ import resource
 # Streams that have not authenticated yet, and connections that carry no group. A group's own is in either state only
 # for a few milliseconds.
 MAX_UNAUTHENTICATED = 256
-# Streams of groups, over all jobs; and jobs that are remembered. When full, a job without groups is forgotten.
+# Streams of groups, over all jobs. When full, jobs that have less than an equal share are still served up to that: in
+# all, at most twice as many.
 MAX_SESSIONS = 2048
+# Jobs that are remembered. When full, one without groups is forgotten.
 MAX_JOBS = 1000
 # A finished job is remembered for a day after its last group has left: a late group learns that it finished.
 FORGET_AFTER_S = 86_400.0

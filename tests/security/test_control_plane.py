@@ -201,6 +201,29 @@ def test_the_coordinator_serves_a_bounded_number_of_jobs_groups_and_streams(
     run(scenario)
 
 
+def test_a_job_that_fills_the_coordinator_does_not_keep_the_groups_of_others_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, one job's token was enough: no group of another job that had died came back."""
+    monkeypatch.setattr(limits, "MAX_SESSIONS", 4)
+
+    async def scenario() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            server = await stack.enter_async_context(serving())
+
+            async def is_admitted(name: str, job: str) -> bool:
+                group = await stack.enter_async_context(Group(server.port, name, job=job))
+                return isinstance(await group.greet(), Welcome)
+
+            assert [await is_admitted(name, "one") for name in "abcde"] == [True] * 4 + [False]
+            # With two jobs the share of each is two, with three it is one.
+            assert [await is_admitted(name, "two") for name in "abc"] == [True, True, False]
+            assert [await is_admitted(name, "three") for name in "ab"] == [True, False]
+            assert not await is_admitted("e", "one")
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("address", ["h" * 10_000, "\u00e4" * 2_500])
 def test_the_addresses_that_all_groups_of_a_job_receive_are_bounded(
     address: str, monkeypatch: pytest.MonkeyPatch
