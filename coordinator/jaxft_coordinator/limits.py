@@ -17,8 +17,8 @@ MAX_NAME_LENGTH = 200
 # Of all ranks of a group: 1,000 of them with 24 characters each, or 128 with eight network interfaces.
 MAX_ADDRESS_LENGTH = 24_576
 # Each group of a job receives the addresses of all: so much for all of them together, which is in memory at once.
-# 2,000 groups of one rank take 100 MB, 32 groups of 1,000 ranks take 25.
-MAX_ADDRESSES_BYTES = 256 << 20
+# 2,000 groups of one rank take 100 MB, 32 groups of 1,000 ranks take 25; 1,000 groups of 64 ranks take 1.5 GB.
+MAX_ADDRESSES_BYTES = 2 << 30
 # A group needs one stream; a diagnostic tool, a few.
 MAX_STREAMS_PER_CONNECTION = 8
 # The largest message of a group is a Join with all its settings, a few KB in all.

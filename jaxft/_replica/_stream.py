@@ -35,7 +35,7 @@ _OPTIONS = [
     # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
-    # A quorum has 3 MB of addresses at most, by the coordinator's limits, and shards; gRPC's default is 4 MB.
+    # A quorum has 8 MB of addresses at most, by the coordinator's limits, and shards; gRPC's default is 4 MB.
     ("grpc.max_receive_message_length", 64 << 20),
 ]
 
