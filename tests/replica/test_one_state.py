@@ -30,7 +30,9 @@ def manager(request: pytest.FixtureRequest, coordinator: str) -> Iterator[jaxft.
     if request.param == "alone":
         yield None
         return
-    manager = jaxft.Manager(coordinator, group="group-0", job=request.node.name, failure_timeout_s=600.0)
+    manager = jaxft.Manager(
+        coordinator, group="group-0", job=request.node.name.replace(" ", "-"), failure_timeout_s=600.0
+    )
     manager.__enter__()
     yield manager
     manager.__exit__(RuntimeError, RuntimeError(), None)  # the job needs no last wait
