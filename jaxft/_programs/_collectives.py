@@ -62,8 +62,9 @@ WRITTEN: dict[str, Callable[[jax.Array, str, int, Mapping[str, Any]], jax.Array]
 
 def _gathered(x: jax.Array, name: str, shards: int) -> jax.Array:
     """The values of all shards, along a new first dimension."""
-    places = lax.broadcast(jnp.zeros_like(x), (shards,))  # of x, so that they lie on a mesh as x does
-    return _summed(lax.dynamic_update_index_in_dim(places, x, lax.axis_index(name), 0), name)
+    mine = (jnp.arange(shards) == lax.axis_index(name)).reshape(-1, *[1] * x.ndim)
+    # By broadcasting, so that the places lie on a mesh with explicit axes as x does.
+    return _summed(jnp.where(mine, x[None], jnp.zeros((), x.dtype)), name)
 
 
 def _summed(x: jax.Array, name: str) -> jax.Array:
