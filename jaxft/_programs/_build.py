@@ -239,6 +239,8 @@ def _traced(
 
     types = shared.specs(leaves, batch_leaves)
     traced = trace(*types)
+    if any(spec.sharding is not None for some in types for spec in some):
+        return traced, *types  # the arrays are brought there
     others = [value for value in inline(traced.jaxpr, axis).consts.values() if placement(value) is not None]
     on_mesh = shared.specs(leaves, batch_leaves, others)
     if _types(on_mesh[0]) == _types(types[0]):

@@ -19,11 +19,13 @@ import xxhash
 from jax.sharding import Sharding
 
 from jaxft._arrays._device_digest import StateDigest
+from jaxft._arrays._device_order import device_order
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._no_mesh import no_mesh
 from jaxft._errors import ConfigurationError
 
 LARGE_BYTES = 1 << 20
+_ALIGNED_BYTES = 64
 
 
 def is_large(value: Any) -> bool:
@@ -47,7 +49,7 @@ class ClosedOver:
         key = self._key(array), sharding
         if key not in self._placed:
             with no_mesh():
-                self._placed[key] = jax.device_put(array, sharding)
+                self._placed[key] = jax.device_put(_source(array, sharding), sharding)
         return self._placed[key]
 
     def text(self, values: Iterable[Any]) -> str:
@@ -64,19 +66,36 @@ class ClosedOver:
         key, arrays = tuple(found), list(found.values())
         if key not in self._texts:
             refuse_deleted(arrays)
-            types = " ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
-            pending = self._digest.start(list(map(jnp.asarray, arrays)))
+            types = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+            text = " ".join(map("{} {:016x}".format, types, self._digests(arrays)))
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            size = sum(array.nbytes for array in arrays)
+            self._texts[key] = f"{digest} ({len(arrays)} array{'s' if len(arrays) > 1 else ''}, {size} bytes)"
+        return self._texts[key]
+
+    def _digests(self, arrays: Sequence[Any]) -> list[int]:
+        """One of each array. They may lie on other devices than each other."""
+        orders = [
+            device_order(array.sharding) if isinstance(array, jax.Array) and array.committed else ()
+            for array in arrays
+        ]
+        most = max(orders, key=len)
+        near: dict[tuple[int, ...], list[int]] = {}
+        for number, order in enumerate(orders):
+            near.setdefault(order or most, []).append(number)
+        digests = [0] * len(arrays)
+        for numbers in near.values():
+            pending = self._digest.start([jnp.asarray(arrays[number]) for number in numbers])
             if apart := pending.apart():
-                one = arrays[apart[0]]
+                one = arrays[numbers[apart[0]]]
                 raise ConfigurationError(
                     f"The step closes over an array, {one.dtype}{list(one.shape)}, that has other values on some "
                     "devices of this group than on others that hold the same part of it. In a group of several "
                     "processes, each must make it from the same file or seed."
                 )
-            digest = hashlib.sha256(f"{types} {pending.result():016x}".encode()).hexdigest()[:16]
-            size = sum(array.nbytes for array in arrays)
-            self._texts[key] = f"{digest} ({len(arrays)} array{'s' if len(arrays) > 1 else ''}, {size} bytes)"
-        return self._texts[key]
+            for number, digest in zip(numbers, pending.of_leaves(), strict=True):
+                digests[number] = digest
+        return digests
 
     def _key(self, array: Any) -> Hashable:
         """Arrays of JAX are known by their identity. Of a numpy array, each use in a step is another object."""
@@ -87,6 +106,27 @@ class ClosedOver:
                 key = str(array.dtype), array.shape, xxhash.xxh3_128_digest(values.data)
             self._keys[id(array)] = key, array
         return self._keys[id(array)][0]
+
+
+def _source(array: Any, sharding: Sharding) -> Any:
+    """What to bring to the devices for an array."""
+    if not isinstance(array, jax.Array):
+        # The caller may change it later, and on the CPU JAX may use its memory: what was traced must stay.
+        cpu = any(device.platform == "cpu" for device in sharding.device_set)
+        return _copy(array) if cpu else array
+    if array.sharding.is_equivalent_to(sharding, array.ndim) or not array.is_fully_addressable:
+        return array
+    # JAX cannot bring an array to its own devices in another order.
+    return np.asarray(array) if array.sharding.device_set == sharding.device_set else array
+
+
+def _copy(array: Any) -> np.ndarray:
+    """A copy at an address that JAX takes as it is, so that it makes no further one."""
+    memory = np.empty(array.nbytes + _ALIGNED_BYTES, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNED_BYTES
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def refuse_deleted(arrays: Sequence[Any]) -> None:
@@ -100,17 +140,17 @@ def refuse_deleted(arrays: Sequence[Any]) -> None:
             )
 
 
-def specs(arrays: Sequence[Any], inputs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-    """The types of a program's closed-over arrays, given those of its other inputs.
+def specs(arrays: Sequence[Any], step: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+    """The types of a program's closed-over arrays, given those of the state and the batch of its step.
 
-    One that lies on the devices of the other inputs stays as it is. Any other is brought to them.
+    One that lies on the devices of these, in the same order, stays as it is. Any other is brought to them.
     """
-    devices = [spec.sharding.device_set for spec in inputs if spec.sharding is not None]
+    orders = [device_order(spec.sharding) for spec in step if spec.sharding is not None]
     found: list[jax.ShapeDtypeStruct] = []
     for array in arrays:
         aval = jax.typeof(array)
         sharding = placement(array)
-        stays = sharding is not None and (not devices or sharding.device_set in devices)
+        stays = sharding is not None and (not orders or device_order(sharding) in orders)
         found.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if stays else None))
     return found
 

@@ -91,16 +91,16 @@ def compile_cut(
         program.output_shardings[: len(stage.contributions)]
         for program, stage in zip(computes, cut.stages, strict=True)
     ]
-    inputs = cut.apply.inputs(state, means=means)
+    inputs, step = cut.apply.inputs(state, means=means), [*state, *batch]
     apply_key = _key(cut, inputs, state, closed_over)
     if apply_key not in applies:
         donated = [position for position, i in enumerate(cut.apply.state) if i in set(cut.donated)]
         shardings = [state[i].sharding for i in cut.made]
-        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, closed_over, donated)
+        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, closed_over, step, donated)
     report = None
     if cut.report is not None:
         inputs = cut.report.inputs(state, means=means, rest=rest)
-        report = _compile("report", cut.report, inputs, (), closed_over)
+        report = _compile("report", cut.report, inputs, (), closed_over, step)
     return Executables(
         computes=computes,
         means=tuple(means),
@@ -120,7 +120,8 @@ def compile_computes(
 ) -> tuple[tuple[Program, ...], list[Spec], list[Spec]]:
     """Compile `compute` of each stage; return the types of the means and of what is passed on, too."""
     # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
-    devices = max((_devices(spec.sharding) for spec in (*state, *batch)), default=0)
+    step = [*state, *batch]
+    devices = max((_devices(spec.sharding) for spec in step), default=0)
     computes: list[Program] = []
     means: list[Spec] = []
     rest: list[Spec] = []
@@ -129,7 +130,7 @@ def compile_computes(
         pinned = pins[len(means) : len(means) + count]
         name = f"compute_{number}" if number else "compute"
         inputs = part.inputs(state, batch=batch, means=means, rest=rest)
-        compute = _compile(name, part, inputs, pinned, closed_over)
+        compute = _compile(name, part, inputs, pinned, closed_over, step)
         # If `compute` does not read the state, its results on one device may move to the state's devices.
         shardings = compute.output_shardings
         made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
@@ -149,10 +150,11 @@ def _compile(
     inputs: Sequence[Spec],
     out_shardings: Sequence[Sharding | None],
     closed_over: ClosedOver,
+    step: Sequence[Spec],
     donated: Sequence[int] = (),
 ) -> Program:
     count = len(inputs)
-    inputs = [*inputs, *_closed_over.specs(part.closed_over, inputs)]
+    inputs = [*inputs, *_closed_over.specs(part.closed_over, step)]
     function = part.function()
     function.__name__ = name  # shown by profilers
     shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from jaxft._arrays._device_order import device_order
 from jaxft._programs._partition import Contribution
 from jaxft._programs._primitive import Path
 from jaxft._programs._scans import divides_rows
@@ -38,7 +39,7 @@ def apart(labels: Sequence[str], leaves: Sequence[Any]) -> str:
         leaves: the leaves of the state and of the batch.
     """
     found = [
-        (label, _order(sharding))
+        (label, device_order(sharding))
         for label, leaf in zip(labels, leaves, strict=True)
         if (sharding := placed(leaf)) is not None
     ]
@@ -63,13 +64,6 @@ def apart(labels: Sequence[str], leaves: Sequence[Any]) -> str:
 
 def _differs(one: tuple[str, Sequence[int]], other: tuple[str, Sequence[int]]) -> str:
     return f"{one[0]} lies on {_numbers(one[1])}, and {other[0]} on {_numbers(other[1])}"
-
-
-def _order(sharding: Sharding) -> tuple[int, ...]:
-    """The numbers of the devices, in the order of the mesh where there is one."""
-    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
-        return tuple(device.id for device in sharding.mesh.devices.flat)
-    return tuple(sorted(device.id for device in sharding.device_set))
 
 
 def _numbers(devices: Sequence[int]) -> str:

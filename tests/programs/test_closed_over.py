@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from step_models import bits
 
@@ -187,9 +187,108 @@ def test_an_array_on_another_device_is_brought_to_those_of_the_state() -> None:
     assert {leaf.device for leaf in jax.tree.leaves(state)} == {second}
 
 
+def lies(where: str, memory: str | None = None) -> Sharding:
+    """One of the ways in which an array, the state or the batch is placed: not divided."""
+    first, *others = jax.devices()[:4]
+    devices = {
+        "one": [first],
+        "another": others[:1],
+        "all": [first, *others],
+        "reversed": [*others[::-1], first],
+    }
+    if len(devices[where]) == 1:
+        return SingleDeviceSharding(devices[where][0], memory_kind=memory)
+    return NamedSharding(Mesh(np.array(devices[where]), ("fsdp",)), P(), memory_kind=memory)
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads the state", "reads the batch alone"])
+@pytest.mark.parametrize("mine", ["one", "another", "all", "reversed"])
+@pytest.mark.parametrize(
+    ("placed", "where"),
+    [("state", "one"), ("state", "all"), ("batch", "one"), ("batch", "all")],
+)
+def test_one_that_lies_elsewhere_than_the_step_is_brought_there(
+    mine: str, placed: str, where: str, reads: bool
+) -> None:
+    """Also if no program of the step that reads it reads anything that was placed."""
+    base, home = jax.device_put(frozen(), lies(mine)), lies(where)
+
+    def train_step(state: Any, batch: Any) -> Any:
+        mean = jaxft.pmean(jnp.mean(jnp.abs(batch @ base)) * (state if reads else 1))
+        return state + mean + base[0, 0], {}
+
+    def batches(step: int, shard: int) -> Any:
+        return jax.device_put(batch_for(step, shard), home) if placed == "batch" else batch_for(step, shard)
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
+    state = jax.device_put(jnp.ones(()), home) if placed == "state" else jnp.ones(())
+    for _ in range(2):
+        state, _ = step(state, batches)
+    assert state.sharding.device_set == home.device_set
+    expected = np.float32(1)
+    for number in range(2):
+        means = [np.mean(np.abs(batch_for(number, shard) @ frozen())) for shard in range(SHARDS)]
+        expected += np.mean(means) * (expected if reads else 1) + frozen()[0, 0]
+    np.testing.assert_allclose(state, expected, rtol=1e-4)
+
+
+def test_several_may_lie_on_different_devices() -> None:
+    bases = [jax.device_put(frozen(), lies(where)) for where in ("all", "one", "another", "reversed")]
+
+    def over(bases: Any) -> Any:
+        return lambda state, batch: (state + jaxft.pmean(jnp.mean(jnp.abs(batch @ sum(bases)))), {})
+
+    programs, here = (
+        cut_programs(over(arrays), jnp.ones(()), batch_for(0, 0)) for arrays in (bases, [frozen()] * 4)
+    )
+    assert programs.fingerprint[KEY].endswith(f"(4 arrays, {4 * LARGE_BYTES} bytes)")
+    alike = [jnp.asarray(frozen()) for _ in bases]
+    assert (
+        programs.fingerprint[KEY] == cut_programs(over(alike), jnp.ones(()), batch_for(0, 0)).fingerprint[KEY]
+    )
+    assert here.fingerprint[KEY].endswith(
+        f"(1 array, {LARGE_BYTES} bytes)"
+    )  # numpy arrays are known by values
+    state, _ = run(over(bases), jnp.ones(()))
+    expected, _ = run(over(alike), jnp.ones(()))
+    np.testing.assert_allclose(state, expected, rtol=1e-5)
+
+
+def test_a_numpy_array_that_changes_later_is_that_of_the_first_call() -> None:
+    """At an address that JAX could use as it is."""
+    memory = np.zeros(LARGE_BYTES + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    base = memory[begin : begin + LARGE_BYTES].view(np.float32).reshape(WIDTH, WIDTH)
+    base[:] = frozen()
+
+    def over(base: Any) -> Any:
+        return lambda state, batch: (state + jaxft.pmean(jnp.mean(jnp.abs(batch @ base))) + base[0, 0], {})
+
+    step = jaxft.fault_tolerant(over(base), None, shards=SHARDS)
+    state, _ = step(jnp.ones(()), batch_for)
+    base[:] = 0
+    for _ in range(2):
+        state, _ = step(state, batch_for)
+    expected, _ = run(over(frozen()), jnp.ones(()))
+    assert bits(state) == bits(expected)
+
+
+@pytest.mark.parametrize("where", ["another", "all"])
+def test_what_the_memory_of_a_host_holds_is_brought_to_the_devices(where: str) -> None:
+    base = jax.device_put(frozen(), lies("one", "pinned_host"))
+
+    def train_step(state: Any, batch: Any) -> Any:
+        near = jax.device_put(base, jax.memory.Space.Device)
+        return state + jaxft.pmean(jnp.mean(jnp.abs(batch @ near))), {}
+
+    state, _ = run(train_step, jax.device_put(jnp.ones(()), lies(where)), 1)
+    means = [np.mean(np.abs(batch_for(0, shard) @ frozen())) for shard in range(SHARDS)]
+    np.testing.assert_allclose(state, 1 + np.mean(means), rtol=1e-5)
+
+
 def test_it_may_lie_in_the_memory_of_the_host() -> None:
     device = jax.devices()[0]
-    base = jax.device_put(frozen(), jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"))
+    base = jax.device_put(frozen(), SingleDeviceSharding(device, memory_kind="pinned_host"))
 
     def over(base: Any) -> Any:
         return lambda state, batch: step_over(jax.device_put(base, jax.memory.Space.Device))(state, batch)
