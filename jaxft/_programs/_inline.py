@@ -9,6 +9,7 @@ import jax
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis, translated, written_with_sums
+from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._primitive import pmean_p, shard_index_p
 
@@ -74,8 +75,11 @@ class _Inliner:
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def _opens(self, eqn: Eqn) -> bool:
-        """Whether to inline an equation just to see inside; not where a Ref lives, which must stay within it."""
-        if not self._all_calls or eqn.primitive.name not in _CALLS:
+        """Whether to inline an equation just to see inside; not where a Ref lives, which must stay within it.
+
+        One that closes over a large array is inlined: the array becomes an input of the programs.
+        """
+        if not (self._all_calls or _closes_over_large(eqn)) or eqn.primitive.name not in _CALLS:
             return False
         sub = _compat.called_jaxpr(eqn)
         return sub is not None and not _compat.uses_refs(sub)
@@ -130,6 +134,17 @@ class _Inliner:
                 if self._contains_marker(inner, inside):
                     return self._marker(inner, inside)
         raise AssertionError("called for an equation without a pmean, psum or shard_index")
+
+
+def _closes_over_large(eqn: Eqn) -> bool:
+    """Whether this call, or one that it makes, closes over an array that is to be an input of the programs."""
+    if eqn.primitive.name not in _CALLS:
+        return False
+    return any(
+        any(map(is_large, _compat.consts_of(sub)))
+        or any(map(_closes_over_large, _compat.open_jaxpr(sub).eqns))
+        for sub in _compat.sub_jaxprs(eqn)
+    )
 
 
 def _read(env: dict[Var, Atom], atom: Atom) -> Atom:

@@ -273,6 +273,24 @@ def test_a_numpy_array_that_changes_later_is_that_of_the_first_call() -> None:
     assert bits(state) == bits(expected)
 
 
+@pytest.mark.parametrize("base", [frozen(), jnp.asarray(frozen())], ids=["numpy", "jax"])
+def test_one_that_a_nested_jit_closes_over_is_an_input(base: Any) -> None:
+    @jax.jit
+    def inner(weights: Any, batch: Any) -> Any:
+        return jax.jit(tuned)(base, weights, batch)
+
+    def train_step(state: Any, batch: Any) -> Any:
+        loss, grads = jaxft.pmean(jax.value_and_grad(jax.jit(lambda weights: inner(weights, batch)))(state))
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, grads), loss
+
+    state = adapters()[0]
+    programs = cut_programs(train_step, state, batch_for(0, 0))
+    assert programs.fingerprint[KEY].endswith(f"(1 array, {LARGE_BYTES} bytes)")
+    memory: Any = programs.executables.computes[0].memory_analysis()
+    assert memory.argument_size_in_bytes >= LARGE_BYTES
+    assert "constant({" not in str(programs.executables.computes[0].compiled.as_text())
+
+
 @pytest.mark.parametrize("where", ["another", "all"])
 def test_what_the_memory_of_a_host_holds_is_brought_to_the_devices(where: str) -> None:
     base = jax.device_put(frozen(), lies("one", "pinned_host"))
