@@ -51,7 +51,7 @@ class Axis:
         """What the user wrote, for an equation that `marks` it."""
         if eqn.primitive in (pmean_p, shard_index_p):
             return call_name(eqn)
-        return f"jax.lax.{eqn.primitive.name} over {self.name!r}"
+        return f"jax.lax.{_function(eqn)} over {self.name!r}"
 
 
 NO_AXIS = Axis()
@@ -109,7 +109,7 @@ def _check_whole(eqn: Eqn, axis: Axis) -> None:
     over = eqn.params.get("axes", eqn.params.get("axis_name"))
     names = over if isinstance(over, tuple | list) else (over,)
     if tuple(names) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
-        called = "psum or pmean" if eqn.primitive.name in _SUMS else eqn.primitive.name
+        called = "psum or pmean" if eqn.primitive.name in _SUMS else _function(eqn)
         raise StepError(
             f"The step calls jax.lax.{called} over {axis.name!r} and another axis at once, or over parts of it "
             f"({_compat.source_line(eqn)}). Call it over the other axes first, and then over all of {axis.name!r} "
@@ -131,6 +131,11 @@ def written_with_sums(eqn: Eqn, axis: Axis) -> AnyJaxpr | None:
 
 def _is_written(eqn: Eqn, axis: Axis) -> bool:
     return eqn.primitive.name in WRITTEN and axis.marks(eqn)
+
+
+def _function(eqn: Eqn) -> str:
+    """The function of jax.lax that makes such an equation."""
+    return "psum_scatter" if eqn.primitive.name == "reduce_scatter" else eqn.primitive.name
 
 
 def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:

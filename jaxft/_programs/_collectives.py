@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxft._arrays._layout import DTYPES
+from jaxft._arrays._leaf_types import is_key
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Eqn
 
@@ -62,9 +63,17 @@ WRITTEN: dict[str, Callable[[jax.Array, str, int, Mapping[str, Any]], jax.Array]
 
 def _gathered(x: jax.Array, name: str, shards: int) -> jax.Array:
     """The values of all shards, along a new first dimension."""
+    if is_key(x):
+        data = _gathered(jax.random.key_data(x), name, shards)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    if jnp.iscomplexobj(x):
+        return lax.complex(*(_gathered(part(x), name, shards) for part in (jnp.real, jnp.imag)))
+    value = x.astype(_carrier(x.dtype.name))  # some types have no zero
     mine = (jnp.arange(shards) == lax.axis_index(name)).reshape(-1, *[1] * x.ndim)
-    # By broadcasting, so that the places lie on a mesh with explicit axes as x does.
-    return _summed(jnp.where(mine, x[None], jnp.zeros((), x.dtype)), name)
+    # By broadcasting, so that the places lie on a mesh with explicit axes as the value does. A negative zero, so that
+    # a sum keeps the sign of another.
+    placed = jnp.where(mine, value[None], -jnp.zeros((), value.dtype))
+    return lax.psum(placed, name).astype(x.dtype)
 
 
 def _summed(x: jax.Array, name: str) -> jax.Array:
@@ -78,6 +87,8 @@ def _carrier(dtype: str) -> str:
     """A type that groups sum, and that holds every value of another one."""
     if dtype in DTYPES["sum"]:
         return dtype
+    if dtype == "uint64":
+        return "int64"  # the sum has the same bits
     if dtype == "bool" or (jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 32):
         return "int32"
     return "float32" if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16 else dtype

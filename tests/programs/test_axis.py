@@ -195,6 +195,34 @@ def test_what_is_gathered_has_the_values_of_all_shards(function: Any, dtype: str
         np.testing.assert_array_equal(one, other)
 
 
+FLOATS = [-0.0, 0.0, 1.0, -1.5]
+SPECIAL = [*FLOATS, np.inf, -np.inf, np.nan]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        *((dtype, SPECIAL) for dtype in ("float16", "bfloat16", "float32", "float64", "complex64")),
+        *((dtype, FLOATS) for dtype in ("float8_e4m3fn", "float4_e2m1fn")),
+        ("float8_e8m0fnu", [1.0, 0.5, 2.0**60]),  # it has no zero
+        ("int4", [0, 7, -8]),
+        ("int64", [0, 2**63 - 1, -(2**63)]),
+        ("uint64", [0, 2**63, 2**64 - 1]),
+    ],
+)
+def test_what_is_gathered_has_all_bits(dtype: str, values: Any) -> None:
+    """Those of a negative zero, too."""
+    with jax.enable_x64(dtype in ("int64", "uint64", "float64")):
+        exact = dtype if dtype == "uint64" else None
+        rows = [np.roll(np.array(values, exact).astype(jnp.dtype(dtype)), shard) for shard in range(SHARDS)]
+        step = jaxft.fault_tolerant(
+            lambda state, x: (state, lax.all_gather(x, "batch")), None, shards=SHARDS, axis_name="batch"
+        )
+        _, found = step(jnp.ones(()), lambda step, shard: jnp.asarray(rows[shard]))
+    assert found.dtype == rows[0].dtype
+    assert np.asarray(found).tobytes() == np.stack(rows).tobytes()
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -235,6 +263,17 @@ def test_a_loss_over_all_pairs_of_the_batch() -> None:
         np.testing.assert_array_equal(metrics["largest"], others["largest"][0])
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_keys_are_gathered() -> None:
+    def train_step(state: Any, x: Any) -> Any:
+        keys = lax.all_gather(jax.random.fold_in(state, lax.axis_index("batch")), "batch")
+        return state, jax.random.key_data(keys)
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    _, found = step(jax.random.key(7), batch_for)
+    expected = [jax.random.key_data(jax.random.fold_in(jax.random.key(7), shard)) for shard in range(SHARDS)]
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
@@ -294,6 +333,10 @@ def test_parts_of_the_axis_and_two_axes_at_once() -> None:
     largest = jax.vmap(lambda row: lax.pmax(row, ("batch", "rows")), axis_name="rows")
     refused(lambda state, x: largest(x), "pmax over 'batch' and another axis at once")
     refused(lambda state, x: lax.pmax(x, "batch", axis_index_groups=groups), "pmax .* or over parts of it")
+    refused(
+        lambda state, x: lax.psum_scatter(x[:2], "batch", axis_index_groups=groups),
+        r"jax\.lax\.psum_scatter .* or over parts of it",
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,6 +349,10 @@ def test_parts_of_the_axis_and_two_axes_at_once() -> None:
         (
             lambda x: lax.cond(x[0, 0] > 0, lambda: lax.pmax(x, "batch"), lambda: x),
             r"jax\.lax\.pmax over 'batch' is inside 'cond'",
+        ),
+        (
+            lambda x: jax.checkpoint(lambda x: lax.psum_scatter(x, "batch", tiled=True))(x),
+            r"jax\.lax\.psum_scatter over 'batch' is inside 'remat",
         ),
         (
             lambda x: lax.fori_loop(0, 2, lambda i, y: y + lax.axis_index("batch").astype(y.dtype), x),
