@@ -69,7 +69,7 @@ def _gathered(x: jax.Array, name: str, shards: int) -> jax.Array:
     if jnp.iscomplexobj(x):
         return lax.complex(*(_gathered(part(x), name, shards) for part in (jnp.real, jnp.imag)))
     value = x.astype(_carrier(x.dtype.name))  # some types have no zero
-    mine = (jnp.arange(shards) == lax.axis_index(name)).reshape(-1, *[1] * x.ndim)
+    mine = (jnp.arange(shards, dtype=jnp.int32) == lax.axis_index(name)).reshape(-1, *[1] * x.ndim)
     # By broadcasting, so that the places lie on a mesh with explicit axes as the value does. A negative zero, so that
     # a sum keeps the sign of another.
     placed = jnp.where(mine, value[None], -jnp.zeros((), value.dtype))
