@@ -92,7 +92,8 @@ class _Runs:
             raise LaunchError(f"The program fails without a storm: {'; '.join(undisturbed.problems)}.")
         record = self._storm(undisturbed.planned_steps)
         verdict = judge(record, undisturbed)
-        if not verdict.differs:
+        # Without a step, it may have found the checkpoint of an earlier run, as it would once more.
+        if record.committed_steps and not verdict.differs:
             return record, verdict
         found = self._is_deterministic(undisturbed)
         return record, replace(verdict, problems=(*verdict.problems, found))
