@@ -107,7 +107,7 @@ class _Inliner:
             aval: Any = result[index].aval
             if not isinstance(sharding, jax.sharding.Sharding) or _compat.is_explicit(aval):
                 continue  # not requested, or already part of the type
-            typed = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+            typed = _compat.spec(result[index])
             made = _compat.trace(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s), typed)
             body = _compat.open_jaxpr(made)
             result[index] = self.body(body, {body.invars[0]: atoms[index]}, rename=True)[0]

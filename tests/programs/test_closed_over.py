@@ -1,6 +1,7 @@
 """Large arrays that a step closes over are inputs of its programs, and belong to no state."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from step_models import bits
 
 import jaxft
 from jaxft._errors import ConfigurationError
+from jaxft._programs import _closed_over
 from jaxft._programs._build import Programs, Shared, cut_programs
 from jaxft._programs._closed_over import LARGE_BYTES
 from jaxft._programs._fingerprint import compared
@@ -317,15 +319,20 @@ def test_it_may_lie_in_the_memory_of_the_host() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
-def test_it_is_brought_to_the_devices_once() -> None:
-    """With an implicit transfer in each step, the guard would object."""
+def test_it_is_brought_to_the_devices_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all programs, for batches of all shapes, and not in each step."""
+    put: list[tuple[int, ...]] = []
+
+    def device_put(array: Any, *where: Any) -> Any:
+        put.append(array.shape)
+        return jax.device_put(array, *where)
+
+    monkeypatch.setattr(_closed_over, "jax", SimpleNamespace(**{**vars(jax), "device_put": device_put}))
     step = jaxft.fault_tolerant(step_over(frozen()), None, shards=SHARDS)
     state = step.join(adapters(), batch_for)
-    batches = {(number, shard): batch_for(number, shard) for number in range(3) for shard in range(SHARDS)}
-    placed = jax.device_put(batches)
-    with jax.transfer_guard_host_to_device("disallow"):
-        for _ in step.steps(3):
-            state, _ = step(state, lambda number, shard: placed[number, shard])
+    for rows in (4, 8, 4):
+        state, _ = step(state, lambda number, shard, rows=rows: batch_for(number, shard, rows))
+    assert put == [(WIDTH, WIDTH)]
 
 
 def test_parts_of_an_overlapped_step_share_it() -> None:
