@@ -24,7 +24,16 @@ from jaxft._arrays._memory import aligned_empty
 from jaxft._errors import HealFailed
 from jaxft._heal._bands import bands_of
 from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
-from jaxft._heal._frames import BadFrame, Damaged, Kind, Manifest, Request, Status, read_manifest
+from jaxft._heal._frames import (
+    MAX_TEXT_BYTES,
+    BadFrame,
+    Damaged,
+    Kind,
+    Manifest,
+    Request,
+    Status,
+    read_manifest,
+)
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
 from jaxft._transport._sockets import SLOW_WAIT_S, Aborted
@@ -249,11 +258,13 @@ class Fetcher:
         if types is not None:
             said = self._check_manifest(donor, connection, request, types, stripes.over)
             donor.answers = True
-            stripes.serve(connection, said.stripe, live=said.live, not_ready=donor.not_ready)
+            stripes.serve(connection, said.stripe, live=said.live)
         else:
             held = self._request(Kind.HOLDS, request.step)
             ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
-            stripes.serve(connection, not_ready=donor.not_ready)
+            # One that is behind the others takes no chunk from them.
+            self._answer(donor, connection, request, MAX_TEXT_BYTES, stripes.over)
+            stripes.serve(connection)
 
     def _connection(self, donor: _Donor, abort: Abort) -> Connection:
         if donor.connection is not None and _is_readable(donor.connection):
@@ -270,25 +281,31 @@ class Fetcher:
     ) -> Manifest:
         ours = Manifest(request.step, types, WHOLE, live=True)
         limit_bytes = 2 * len(ours.encode()) + _MORE_MANIFEST_BYTES
-        began_s = time.monotonic()
-        while True:
-            deadline_s = time.monotonic() + self._timeout_s
-            ask(connection, self._request(Kind.MANIFEST, request.step), deadline_s, abort)
-            reply = header(connection, deadline_s, abort)
-            said = text(connection, reply, limit_bytes, deadline_s, abort)
-            if reply.status is not Status.NOT_YET:
-                break
-            if time.monotonic() >= began_s + self._timeout_s:
-                raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {said}")
-            donor.not_ready(began_s, said)
-        if reply.status is not Status.OK:
-            raise BadFrame(said)
-        found = read_manifest(said)
+        asked = self._request(Kind.MANIFEST, request.step)
+        found = read_manifest(self._answer(donor, connection, asked, limit_bytes, abort))
         if found.step != request.step:
             raise BadFrame(f"it keeps state {found.step}, not state {request.step}")
         if found.leaves != types:
             raise BadFrame(f"the leaves of its state differ: {_first_difference(found.leaves, types)}")
         return found
+
+    def _answer(
+        self, donor: _Donor, connection: Connection, request: Request, limit_bytes: int, abort: Abort
+    ) -> str:
+        """Wait until a donor has what is requested, and return what it says then."""
+        began_s = time.monotonic()
+        while True:
+            deadline_s = time.monotonic() + self._timeout_s
+            ask(connection, request, deadline_s, abort)
+            reply = header(connection, deadline_s, abort)
+            said = text(connection, reply, limit_bytes, deadline_s, abort)
+            if reply.status is Status.OK:
+                return said
+            if reply.status is not Status.NOT_YET:
+                raise BadFrame(said)
+            if time.monotonic() >= began_s + self._timeout_s:
+                raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {said}")
+            donor.not_ready(began_s, said)
 
 
 def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:

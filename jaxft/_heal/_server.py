@@ -78,6 +78,9 @@ class HealServer:
             step, blob = self._store.state(request.heal_id, request.span, deadline_s=deadline_s)
             if step != request.step:
                 raise Gone(f"state {step} is kept for heal {request.heal_id}, not state {request.step}")
+        if not request.count and request.kind is not Kind.STATE:
+            _send_text(connection, Status.OK, "")  # the joiner only asks whether it is here
+            return
         stop = request.first + request.count
         if not request.first < stop <= blob.layout.chunks:
             asked = f"the request is for {request.count} chunks from chunk {request.first} on"

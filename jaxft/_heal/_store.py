@@ -146,6 +146,7 @@ class StateStore:
         self._over: deque[int] = deque(maxlen=_REMEMBERED_HEALS)
         self._snapshots: dict[_Kept, Snapshot] = {}
         self._log: dict[int, _Logged] = {}
+        self._grows = True
 
     # ---- the training thread ----
 
@@ -199,6 +200,12 @@ class StateStore:
             self._bound_log()
             self._changed.notify_all()
             return bool(self._log)
+
+    def end_log(self) -> None:
+        """Keep what is logged, and tell joiners that no further means will come: this group takes no step any more."""
+        with self._changed:
+            self._grows = False
+            self._changed.notify_all()
 
     # ---- the session ----
 
@@ -260,6 +267,8 @@ class StateStore:
                 pin = self._pins.get(heal_id)
                 if pin is None or step < max(pin.needs_means_from, self._step):
                     raise Gone(f"the means of step {step} are not kept for heal {heal_id}")
+                if not self._grows:
+                    raise Gone(f"it has left the job at step {self._step}, before step {step}")
                 if not self._changed.wait(deadline_s - time.monotonic()):
                     raise NotYet(f"step {step} is not committed yet")
             self._check_lanes(span)

@@ -40,11 +40,8 @@ SPAN_CHUNKS = 8
 # At most this fraction (1/n) of a donor's share of the free chunks is taken at once: with the span requested ahead, a
 # donor of half the speed of the others ends when they do.
 _SPANS_OF_A_SHARE = 4
-# How long a donor may take for a chunk while others could send it and have nothing left to do. It answers "not yet"
-# after 1 s.
+# How long a donor may take for a chunk while others could send it and have nothing left to do.
 _STALL_S = 3.0
-# How long other donors may take over the free chunks before a donor that does not have them yet is asked again.
-_HAND_OVER_S = 0.02
 
 
 @dataclass(slots=True)
@@ -123,22 +120,19 @@ class Stripes:
         stripe: Stripe = WHOLE,
         *,
         live: bool = True,
-        not_ready: Callable[[float, str], None] = lambda since_s, said: None,
     ) -> None:
-        """Fetch spans from one donor, until every chunk has arrived from some donor.
+        """Fetch spans from one donor that has the blob, until every chunk has arrived from some donor.
 
         Args:
             connection: to the donor.
             stripe: what it keeps.
             live: it can be asked for the rest as well.
-            not_ready: called when it answers "not yet": since when it has done so, and why.
 
         Raises:
             ConnectionError: the donor failed. Damaged, if a chunk did not match its tag. Aborted, if the fetch ended
                 in the middle of a span.
-            TimeoutError: it stalled, or kept answering "not yet".
+            TimeoutError: it stalled.
         """
-        since_s = time.monotonic()
         taken = _Taken(stripe, live)
         with self._changed:
             self._taken[connection.sock] = taken
@@ -146,15 +140,7 @@ class Stripes:
             self._find_lost()
         try:
             while self._ask_for_some(connection, taken):
-                delay = self._fetch(connection, taken)
-                if not delay:
-                    since_s = time.monotonic()
-                elif time.monotonic() >= since_s + self._timeout_s:
-                    raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {delay}")
-                else:
-                    not_ready(since_s, delay)
-                    self._put_back(taken)
-                    self._let_others_try()
+                self._fetch(connection, taken)
         except ConnectionError as error:
             if taken.stalled:
                 text = f"it sent nothing for {self._stall_s:g} s while other donors were idle"
@@ -295,26 +281,15 @@ class Stripes:
         others = [WHOLE if one.live else one.stripe for key, one in self._taken.items() if key is not sock]
         return all(any(keeps(stripe, self._band(span)) for stripe in others) for span in taken.spans)
 
-    def _let_others_try(self) -> None:
-        with self._changed:
-            if self._donors > 1:
-                self._changed.wait_for(lambda: not self._free, _HAND_OVER_S)
-
-    def _fetch(self, connection: Connection, taken: _Taken) -> str:
-        """Fetch the oldest requested span; return the donor's message if it does not have it yet."""
+    def _fetch(self, connection: Connection, taken: _Taken) -> None:
+        """Fetch the oldest requested span, as far as the donor keeps it."""
         span = taken.spans[0]
         while span.count:
-            status, said = self._fetch_chunk(connection, span.first)
-            if status is Status.NOT_KEPT:
+            if not self._fetch_chunk(connection, span.first):
                 self._note_not_kept(taken)
-                return ""
-            if status is Status.NOT_YET:
-                if len(taken.spans) > 1:
-                    raise BadFrame(f"it stopped in the middle of a state or means: {said}")
-                return said or "not yet"
+                return
             self._note_arrival(taken)
             self._ask_ahead(connection, taken)
-        return ""
 
     def _note_arrival(self, taken: _Taken) -> None:
         with self._changed:
@@ -326,14 +301,16 @@ class Stripes:
             self._missing -= 1
             self._moved()
 
-    def _fetch_chunk(self, connection: Connection, chunk: int) -> tuple[Status, str]:
-        """Receive a chunk, or what the donor says in its place: NOT_YET or NOT_KEPT, and why."""
+    def _fetch_chunk(self, connection: Connection, chunk: int) -> bool:
+        """Receive a chunk; return False if the donor says that it does not keep it."""
         deadline_s = time.monotonic() + self._timeout_s
         reply = header(connection, deadline_s, self.over)
         if reply.status is not Status.OK:
             said = text(connection, reply, MAX_TEXT_BYTES, deadline_s, self.over)
-            if reply.status in (Status.NOT_YET, Status.NOT_KEPT):
-                return reply.status, said
+            if reply.status is Status.NOT_KEPT:
+                return False
+            if reply.status is Status.NOT_YET:
+                raise BadFrame(f"it stopped in the middle of a state or means: {said}")
             raise BadFrame(said)
         start, length = self._layout.span_of(chunk)
         if (reply.index, reply.length) != (chunk, length):
@@ -343,7 +320,7 @@ class Stripes:
         target = self._arena[start : start + length]
         if not _received(connection, reply, target, deadline_s, self.over, "chunk"):
             raise Damaged(f"chunk {chunk} was damaged or changed on the way: its tag does not match")
-        return Status.OK, ""
+        return True
 
 
 def _spans_of(layout: BlobLayout) -> list[_Span]:

@@ -96,6 +96,10 @@ class HeldState:
         pieces = None if self.programs is None else self.programs.state_pieces
         self._store.publish(self.step, self.leaves if pieces is None else pieces.split(self.leaves), pieces)
 
+    def end_log(self) -> None:
+        """This group takes no step any more: joiners get later means from others."""
+        self._store.end_log()
+
     def replace(self, step: int, leaves: Sequence[jax.Array]) -> None:
         """Replace the held state."""
         self.step, self.leaves, self.made = step, leaves, True

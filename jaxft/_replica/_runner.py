@@ -305,6 +305,7 @@ class Runner:
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners until this group has left the job."""
         self._attempts.leave_quorum()
+        self._held.end_log()
         if not self._held.made:
             self._held.leaves = ()  # other code may have consumed what it passed
         deadline_s = time.monotonic() + timeout_s

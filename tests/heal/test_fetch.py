@@ -316,6 +316,41 @@ def test_means_that_never_come_fail_the_heal(monkeypatch: pytest.MonkeyPatch) ->
         assert f"{name}: it was not ready for 1.5 s: step 0 is not committed yet" in str(failure.value)
 
 
+def test_a_donor_that_is_behind_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has drained, is away or computes for long: the others have what is wanted, and the joiner must keep up."""
+    monkeypatch.setattr(_stripes, "_STALL_S", LONG_S)
+    monkeypatch.setattr(_server, "LONG_POLL_S", LONG_S)
+    means = [values((8 * MB,), "uint8")]
+    with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b, joiner(a, b) as fetcher:
+        for one in (a, b):
+            one.store.pin(HEAL, 0)
+        for step in range(3):
+            b.store.log(step, means)
+            fetched = in_thread(lambda step=step: fetcher.means(step, specs_of(means), cancel=Abort()))
+            assert same_bits(fetched(), means)
+        a.store.log(2, means)  # it has caught up, and is asked again
+        b.store.release(HEAL)
+        assert same_bits(fetcher.means(2, specs_of(means), cancel=Abort()), means)
+        a.store.release(HEAL)  # its threads wait no longer
+
+
+def test_a_donor_that_has_left_the_job_is_dropped_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    means = [values((9,))]
+    with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b, joiner(a, b) as fetcher:
+        for one in (a, b):
+            one.store.pin(HEAL, 0)
+            one.store.log(0, means)
+            one.store.publish(1, [values((3,))])
+        a.store.end_log()
+        assert same_bits(fetcher.means(0, specs_of(means), cancel=Abort()), means)
+        assert not caplog.records
+        fetched = in_thread(lambda: fetcher.means(1, specs_of(means), cancel=Abort()))
+        until(lambda: fetcher._donors[0].failed, "it to be dropped")
+        b.store.log(1, means)
+        assert same_bits(fetched(), means)
+    assert "Dropped donor a: it has left the job at step 1, before step 1" in caplog.text
+
+
 def test_what_the_joiner_holds_is_let_go_by_all_donors() -> None:
     state = [values((12 * MB,), "uint8")]
     means = [values((12 * MB,), "uint8", 1)]
@@ -547,6 +582,8 @@ def test_answers() -> None:
         wanted = {"step": 6, "leaves": [[[4, 4], "float32"]], "stripe": [0, 1], "live": True}
         assert (status, json.loads(said)) == ("OK", wanted)
         assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1)) == ("OK", 0, values((4, 4)).tobytes())
+        assert answer(sock, Request(Kind.MEANS, HEAL, 6)) == ("OK", 0, b"")
+        assert answer(sock, Request(Kind.EDITS, HEAL, 6)) == ("OK", 0, b"")
         assert answer(sock, Request(Kind.MEANS, HEAL, 6, 1, 1))[:2] == ("OK", 1)
         run = blob_of(means)
         wanted = b"".join(run.read(1))
@@ -568,6 +605,8 @@ def test_answers() -> None:
         (Request(Kind.STATE, HEAL, 7, 0, 1), "GONE", b"state 6 is kept for heal 5, not state 7"),
         (Request(Kind.MEANS, HEAL, 5, 0, 1), "GONE", b"the means of step 5 are not kept for heal 5"),
         (Request(Kind.MEANS, HEAL, 6, 0, 1), "NOT_YET", b"step 6 is not committed yet"),
+        (Request(Kind.MEANS, HEAL, 6), "NOT_YET", b"step 6 is not committed yet"),
+        (Request(Kind.EDITS, HEAL, 5), "GONE", b"the means of step 5 are not kept for heal 5"),
         (Request(Kind.MEANS, 8, 6, 0, 1), "GONE", b"not kept for heal 8"),
         (Request(Kind.MANIFEST, 8, 6), "NOT_YET", b"heal 8 is not pinned yet"),
         (Request(Kind.MANIFEST, 2**64 - 1, 2**64 - 1), "NOT_YET", b"not pinned yet"),

@@ -92,3 +92,26 @@ def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
     for worker in workers.values():
         assert all(event["attempts"] <= 1 for event in worker.steps()), worker.steps()
     assert {workers["group-0"].digest, workers["spare"].digest} == {digest_alone(STEPS, "--shards", "6")}
+
+
+def test_a_spare_that_comes_too_late_for_a_drain_is_not_held_up_by_the_drained_group(tmp_path: Path) -> None:
+    """It is stopped while the group goes, and is behind then: the group that is left has all that it lacks."""
+    hurry = tmp_path / "hurry"
+    flags = ("--steps", "2000", "--pace", "0.01", "--hurry", str(hurry))
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        workers = here.start_together(
+            ("group-0", "group-1", "spare"), lambda name: (*flags, *(("--spare",) * (name == "spare")))
+        )
+        left, drained, spare = workers.values()
+        here.until(lambda: spare.step >= 3, "the spare to follow")
+        os.kill(spare.process.pid, signal.SIGSTOP)
+        os.kill(drained.process.pid, signal.SIGTERM)
+        here.until(lambda: left.steps()[-1]["members"] == ["group-0"], "the group to be left alone")
+        os.kill(spare.process.pid, signal.SIGCONT)
+        # Far less than half of the failure timeout, 300 s.
+        here.until(lambda: any(event["shards"] for event in spare.steps()), "the spare to contribute")
+        here.until_finished(drained)
+        hurry.touch()
+        here.until_finished(left, spare)
+    assert left.digest == spare.digest
