@@ -8,6 +8,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import math
 import socket
 import time
 from collections import Counter
@@ -250,6 +251,11 @@ class Server(pb_grpc.CoordinatorServicer):
         host = self._bind.rpartition(":")[0]
         anywhere = host in ("", "0.0.0.0", "[::]")
         return self._advertise or f"{socket.gethostname() if anywhere else host}:{self.port}"
+
+    @property
+    def certificate_until_s(self) -> float:
+        """When the certificate that it serves with expires, in Unix time; infinite without one, or if not known."""
+        return math.inf if self._tls is None else self._tls.until_s
 
     def _leads(self) -> None:
         self._set_health(health_pb2.HealthCheckResponse.SERVING)

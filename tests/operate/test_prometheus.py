@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 import yaml
+from cryptography import x509
 from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._metrics import MOST_GROUPS, MOST_GROUPS_IN_ALL, as_text, read
 from jaxft_coordinator.observe._watched import WatchedGroup
@@ -20,6 +22,7 @@ from jaxft_coordinator.observe.observer import Observer
 from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.messages import GroupName
+from jaxft_protocol.tls import Pem, read_pem
 
 from tests import patience
 from tests.clusters import cluster
@@ -34,8 +37,8 @@ ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule
 NAME = re.compile(r"\bjaxft_[a-z_]+\b")
 
 
-def text_of(observer: Observer) -> str:
-    return as_text(read(Server("localhost:0", Options()), observer)).decode()
+def text_of(observer: Observer, tls: Pem | None = None) -> str:
+    return as_text(read(Server("localhost:0", Options(), tls=tls), observer)).decode()
 
 
 def samples() -> list[str]:
@@ -45,7 +48,8 @@ def samples() -> list[str]:
     desk.commit()
     desk.close("b")
     healing(desk, "b", incarnation=2)
-    return [line for line in text_of(desk.observer).splitlines() if not line.startswith("#")]
+    text = text_of(desk.observer, Pem(until_s=1.0))
+    return [line for line in text.splitlines() if not line.startswith("#")]
 
 
 def exported() -> set[str]:
@@ -72,6 +76,17 @@ def test_every_exported_metric_is_documented_and_no_other() -> None:
     documented = set(re.findall(r"^\| `(jaxft_\w+)`", text, re.MULTILINE))
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in exported()}
     assert documented == families
+
+
+def test_the_end_of_the_certificate_is_that_of_the_file(tmp_path: Path) -> None:
+    issued, files = trustme.CA().issue_cert("localhost"), [tmp_path / "cert.pem", tmp_path / "key.pem"]
+    issued.cert_chain_pems[0].write_to_path(str(files[0]))
+    issued.private_key_pem.write_to_path(str(files[1]))
+    text = text_of(Observer(), read_pem(ca=None, cert=files[0], key=files[1]))
+    (found,) = re.findall(rf"^{EXPIRES} (.*)$", text, re.MULTILINE)
+    until = x509.load_pem_x509_certificate(files[0].read_bytes()).not_valid_after_utc
+    assert float(found) == until.timestamp()
+    assert EXPIRES not in text_of(Observer())
 
 
 def test_series_of_groups_are_bounded_in_all_and_those_of_jobs_with_groups_come_first() -> None:
@@ -153,6 +168,7 @@ def case(alert: str, at: str, series: dict[str, str], *firing: dict[str, str]) -
 
 
 JOB = 'job="j"'
+EXPIRES, TWO_WEEKS_S = "jaxft_certificate_expires_timestamp_seconds", 14 * 24 * 3600
 GONE = {f"jaxft_idle{{{JOB}}}": "1x10"}
 # Alerts about the last half hour or hour, and what makes them fire.
 WHILE_IT_LASTED = {
@@ -333,6 +349,16 @@ CASES = [
         },
     ),
     case("JaxftStoreSlow", "10m", {'jaxft_store_blocked_seconds{instance="c"}': "9x20"}, {"instance": "c"}),
+    # promtool's time begins at 0. A scrape that fails takes nothing back.
+    *(
+        case("JaxftCertificateExpires", at, {f'{EXPIRES}{{instance="c"}}': values}, *firing)
+        for at, values, *firing in (
+            ("1m", f"{TWO_WEEKS_S + 90}x20"),
+            ("2m", f"{TWO_WEEKS_S + 90}x20", {"instance": "c"}),
+            ("300m", f"{TWO_WEEKS_S + 90}x1 stale _x400", {"instance": "c"}),
+            ("2m", f"{2 * TWO_WEEKS_S}x20"),
+        )
+    ),
     case(
         "JaxftCoordinatorError",
         "10m",

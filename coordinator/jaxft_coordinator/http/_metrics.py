@@ -1,5 +1,6 @@
 """`/metrics`: what Prometheus scrapes. docs/operate-metrics.md lists every metric."""
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -78,6 +79,9 @@ def _of_the_coordinator(server: Server, observer: Observer) -> Iterator[Metric]:
     }
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
+    if (until_s := server.certificate_until_s) < math.inf:
+        text = "When the certificate that both ports serve with expires, in Unix time."
+        yield GaugeMetricFamily("jaxft_certificate_expires_timestamp_seconds", text, value=until_s)
     yield CounterMetricFamily(
         "jaxft_events_dropped", "Events left out because a job had too many.", value=observer.dropped
     )
