@@ -132,6 +132,22 @@ def _contrastive(mean: Mean) -> Callable[..., tuple[Any, Any]]:
     return train_step
 
 
+def _rounds(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """Three updates in a scan, each on a part of the batch."""
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        def one(w: Any, rows: Batch) -> Any:
+            local, grads = jax.value_and_grad(_loss)(w, rows)
+            grads, loss = mean((grads, local))
+            return _moved(w, grads, rate), (loss, local)
+
+        parts = jax.tree.map(lambda leaf: leaf[: len(leaf) // 3 * 3].reshape(3, -1, leaf.shape[-1]), batch)
+        w, (losses, local) = jax.lax.scan(one, state["w"], parts)
+        return {"w": w}, {"loss": losses.mean(), "local": local}
+
+    return train_step
+
+
 def _weights_only() -> Any:
     return {"w": _weights(7, (16, 8), (8, 4))}
 
@@ -152,4 +168,5 @@ MODELS = {
     "gan": Staged(_gan, _gan_state, 2),
     "clipped": Staged(_clipped, _weights_only, 2),
     "thrice": Staged(_thrice, _weights_only, 3),
+    "rounds": Staged(_rounds, _weights_only, 3),
 }

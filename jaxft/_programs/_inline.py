@@ -1,10 +1,12 @@
 """Moves every `pmean`, `psum` and `shard_index` of a traced step to the top level, where the step can be cut."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
@@ -13,8 +15,11 @@ from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._primitive import pmean_p, shard_index_p
 
-# Primitives that only call a jaxpr. Any other primitive around a pmean changes whether or how often it runs.
+# Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out; any other changes whether or
+# how often it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
+# Of all scans of a step. Each becomes a separate program, and each repeats what earlier ones made of the means.
+MOST_ROUNDS = 16
 
 
 @dataclass
@@ -33,9 +38,12 @@ class Flat:
 def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -> Flat:
     """Inline the nested calls that contain a pmean, psum or shard_index; with `all_calls`, also all that only call.
 
+    A scan that contains a pmean or psum is written out, round by round.
+
     Raises:
-        StepError: one of these is inside a primitive that does more than call (scan, cond, remat, ...), the step
-            uses another collective over `axis`, or it has effects that cannot be split over several programs.
+        StepError: one of these is inside a primitive that does more than call (cond, while, remat, a scan of many
+            rounds, ...), the step uses another collective over `axis`, or it has effects that cannot be split over
+            several programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
     flat = Flat(invars=[*jaxpr.invars, _compat.new_var(_compat.int32_aval())])
@@ -49,7 +57,10 @@ class _Inliner:
         self._flat = flat
         self._axis = axis
         self._all_calls = all_calls
-        self._has_marker: dict[tuple[int, Axis], bool] = {}
+        # By identity; the jaxpr is kept, so that no other one gets its number.
+        self._has_marker: dict[tuple[int, Axis, bool], tuple[AnyJaxpr, bool]] = {}
+        self._rounds = 0  # of scans, that are written out
+        self._rows: dict[Var, Sequence[Atom]] = {}  # of what such a scan has stacked
 
     def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
         """Append a body's equations. Since a body may be called twice, its variables may need new names."""
@@ -85,55 +96,122 @@ class _Inliner:
         return sub is not None and not _compat.uses_refs(sub)
 
     def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
+        if eqn.primitive.name == "scan" and self._contains_marker(eqn, self._axis, exchange=True):
+            env.update(zip(eqn.outvars, self._unrolled(eqn, invars), strict=True))
+            return
         sub = _compat.called_jaxpr(eqn)
         if eqn.primitive.name not in _CALLS or sub is None:
             raise StepError(_inside(eqn, *self._marker(eqn, self._axis)))
-        closed = next(_compat.sub_jaxprs(eqn))
-        inner: dict[Var, Atom] = {}
-        for var, value in zip(sub.constvars, _compat.consts_of(closed), strict=True):
-            fresh = _compat.new_var(var.aval)
-            inner[var] = fresh
-            self._flat.consts[fresh] = value
-        constrained = self._constrain(invars, eqn.params.get("in_shardings"))
+        inner = self._consts_of(next(_compat.sub_jaxprs(eqn)))
+        constrained = self._constrain(invars, eqn.params.get("in_shardings"), eqn)
         inner.update(zip(sub.invars, constrained, strict=True))
         results = self.body(sub, inner, rename=True)
-        results = self._constrain(results, eqn.params.get("out_shardings"))
+        results = self._constrain(results, eqn.params.get("out_shardings"), eqn)
         env.update(zip(eqn.outvars, results, strict=True))
 
-    def _constrain(self, atoms: Sequence[Atom], shardings: Sequence[Any] | None) -> list[Atom]:
+    def _consts_of(self, closed: AnyJaxpr) -> dict[Var, Atom]:
+        """New variables for the constants of a body."""
+        found: dict[Var, Atom] = {}
+        for var, value in zip(_compat.open_jaxpr(closed).constvars, _compat.consts_of(closed), strict=True):
+            fresh = _compat.new_var(var.aval)
+            found[var] = fresh
+            self._flat.consts[fresh] = value
+        return found
+
+    def _unrolled(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
+        """Write out the rounds of a scan; return its results.
+
+        Raises:
+            StepError: the step has too many.
+        """
+        length, closed = eqn.params["length"], eqn.params["jaxpr"]
+        body, consts = _compat.open_jaxpr(closed), self._consts_of(closed)
+        fixed, carried = _compat.scan_counts(eqn)
+        carry, rows = list(invars[fixed : fixed + carried]), invars[fixed + carried :]
+        made: list[Sequence[Atom]] = [()] * length
+        for number in reversed(range(length)) if eqn.params["reverse"] else range(length):
+            before = self._rounds
+            taken = [self._row(row, number, eqn) for row in rows]
+            given = zip(body.invars, [*invars[:fixed], *carry, *taken], strict=True)
+            results = self.body(body, {**consts, **dict(given)}, rename=True)
+            carry, made[number] = results[:carried], results[carried:]
+            self._rounds += self._rounds == before  # otherwise it is rounds within this one that exchange
+            if self._rounds > MOST_ROUNDS:
+                raise StepError(_too_many(*self._marker(eqn, self._axis, exchange=True)))
+        stacked = [
+            self._traced(_stacked, *column, of=eqn)
+            if column
+            else self._traced(lambda of=var.aval: _compat.zeros_like_aval(of), of=eqn)
+            for var, *column in zip(eqn.outvars[carried:], *made, strict=True)
+        ]
+        for atom, *column in zip(stacked, *made, strict=True):
+            if _compat.is_var(atom):
+                self._rows[atom] = column
+        return [*carry, *stacked]
+
+    def _row(self, rows: Atom, number: int, eqn: Eqn) -> Atom:
+        """A row of an operand of a scan. What an earlier scan has made is not stacked for it."""
+        if _compat.is_var(rows) and rows in self._rows:
+            return self._rows[rows][number]
+        return self._traced(lambda x: lax.index_in_dim(x, number, keepdims=False), rows, of=eqn)
+
+    def _traced(self, function: Callable[..., jax.Array], *atoms: Atom, of: Eqn) -> Atom:
+        """Append what a function does with values, which has one result, as if it stood where `of` does."""
+        body, first = (
+            _compat.open_jaxpr(_compat.trace(function, *map(_compat.spec, atoms))),
+            len(self._flat.eqns),
+        )
+        result = self.body(body, dict(zip(body.invars, atoms, strict=True)), rename=True)[0]
+        made = [eqn.replace(source_info=of.source_info) for eqn in self._flat.eqns[first:]]
+        self._flat.eqns[first:] = made
+        return result
+
+    def _constrain(self, atoms: Sequence[Atom], shardings: Sequence[Any] | None, eqn: Eqn) -> list[Atom]:
         """Keep the shardings that an inlined `jax.jit` requested, as constraints."""
         result = list(atoms)
         for index, sharding in enumerate(shardings or ()):
             aval: Any = result[index].aval
             if not isinstance(sharding, jax.sharding.Sharding) or _compat.is_explicit(aval):
                 continue  # not requested, or already part of the type
-            typed = _compat.spec(result[index])
-            made = _compat.trace(lambda x, s=sharding: jax.lax.with_sharding_constraint(x, s), typed)
-            body = _compat.open_jaxpr(made)
-            result[index] = self.body(body, {body.invars[0]: atoms[index]}, rename=True)[0]
+            result[index] = self._traced(
+                lambda x, s=sharding: lax.with_sharding_constraint(x, s), result[index], of=eqn
+            )
         return result
 
-    def _contains_marker(self, eqn: Eqn, axis: Axis) -> bool:
+    def _contains_marker(self, eqn: Eqn, axis: Axis, *, exchange: bool = False) -> bool:
+        """Whether a pmean, psum or shard_index is inside an equation; with `exchange`, one of the first two."""
         inner = axis.within(eqn)
-        return any(self._jaxpr_has_marker(_compat.open_jaxpr(sub), inner) for sub in _compat.sub_jaxprs(eqn))
+        subs = map(_compat.open_jaxpr, _compat.sub_jaxprs(eqn))
+        return any(self._jaxpr_has_marker(sub, inner, exchange) for sub in subs)
 
-    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr, axis: Axis) -> bool:
-        known = self._has_marker.get((id(jaxpr), axis))
+    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr, axis: Axis, exchange: bool) -> bool:
+        known = self._has_marker.get((id(jaxpr), axis, exchange))
         if known is None:
-            known = any(axis.marks(eqn) or self._contains_marker(eqn, axis) for eqn in jaxpr.eqns)
-            self._has_marker[id(jaxpr), axis] = known
-        return known
+            found = any(
+                _marks(axis, eqn, exchange) or self._contains_marker(eqn, axis, exchange=exchange)
+                for eqn in jaxpr.eqns
+            )
+            known = self._has_marker[id(jaxpr), axis, exchange] = jaxpr, found
+        return known[1]
 
-    def _marker(self, eqn: Eqn, axis: Axis) -> tuple[str, str]:
-        """The first pmean, psum or shard_index inside an equation, and its source line."""
+    def _marker(self, eqn: Eqn, axis: Axis, *, exchange: bool = False) -> tuple[str, str]:
+        """The first marker inside an equation, as `_contains_marker` knows them, and its source line."""
         inside = axis.within(eqn)
         for sub in _compat.sub_jaxprs(eqn):
             for inner in _compat.open_jaxpr(sub).eqns:
-                if inside.marks(inner):
+                if _marks(inside, inner, exchange):
                     return inside.name_of(inner), _compat.source_line(inner, eqn)
-                if self._contains_marker(inner, inside):
-                    return self._marker(inner, inside)
-        raise AssertionError("called for an equation without a pmean, psum or shard_index")
+                if self._contains_marker(inner, inside, exchange=exchange):
+                    return self._marker(inner, inside, exchange=exchange)
+        raise AssertionError("called for an equation without such a marker")
+
+
+def _marks(axis: Axis, eqn: Eqn, exchange: bool) -> bool:
+    return axis.marks(eqn) and not (exchange and "index" in eqn.primitive.name)
+
+
+def _stacked(*rows: jax.Array) -> jax.Array:
+    return jnp.stack(rows)
 
 
 def _closes_over_large(eqn: Eqn) -> bool:
@@ -161,6 +239,14 @@ def _inside(eqn: Eqn, call: str, line: str) -> str:
         f"{call} is inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
         f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "
         "the result once, at the top level of the step (a plain nested jax.jit is fine)."
+    )
+
+
+def _too_many(call: str, line: str) -> str:
+    return (
+        f"{call} is inside a 'scan' ({line}), and the scans of the step have more than {MOST_ROUNDS} rounds with an "
+        "exchange. Each becomes a separate program, and repeats what those before it made of the means. Accumulate "
+        "in the loop, and exchange the result once after it, or make fewer rounds a step."
     )
 
 

@@ -66,10 +66,6 @@ def test_nothing_depends_on_the_batch() -> None:
 # Where a pmean cannot be cut
 
 
-def in_scan(x: jax.Array) -> jax.Array:
-    return jax.lax.scan(lambda c, _: (c + jaxft.pmean(x), None), x, length=2)[0]
-
-
 def in_while(x: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda c: c[0] < 1.0, lambda c: jaxft.pmean(c), x)
 
@@ -103,14 +99,13 @@ def in_shard_map(x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize(
     ("function", "primitive"),
     [
-        (in_scan, "scan"),
         (in_while, "while"),
         (in_cond, "cond"),
         (in_remat, "remat2|checkpoint"),
         (in_custom_vjp, "custom_vjp_call"),
         (in_custom_jvp, "custom_jvp_call"),
         (in_shard_map, "shard_map"),
-        (jax.jit(in_scan), "scan"),
+        (jax.jit(in_while), "while"),
     ],
 )
 def test_pmean_inside(function: Callable[..., Any], primitive: str) -> None:
