@@ -21,6 +21,18 @@ from jaxft._programs._structure import first_difference
 # Of so many batches one is computed twice: at most a thousandth of the time that batches take.
 EVERY = 1000
 
+_INSTEAD = (
+    "Let the batch depend on step and shard alone: read samples by number (jaxft.data.Batches), wrap an iterator in "
+    "jaxft.data.from_iterator, and draw random numbers from a generator seeded with both "
+    "(numpy.random.default_rng([seed, step, shard])). One that is made of the current weights is made by "
+    "jaxft.data.FromState. Without shards=, a step also takes the batch itself in place of a function."
+)
+OF_STATE_INSTEAD = (
+    "Let the batch depend on step, shard and state alone, and draw random numbers from a key or a generator that is "
+    "made of the first two (jax.random.fold_in(jax.random.fold_in(key, step), shard)). If it cannot, as with a "
+    "reward that a service gives, write FromState(make, pure=False)."
+)
+
 
 class PureCheck:
     """Counts the batches that one step asks for, whichever function it is given."""
@@ -28,33 +40,30 @@ class PureCheck:
     def __init__(self) -> None:
         self._asked = 0
 
-    def of(self, batch_for: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    def of(self, batch_for: Callable[[int, int], Any], instead: str = _INSTEAD) -> Callable[[int, int], Any]:
         """Return `batch_for`, checked now and then.
+
+        Args:
+            batch_for: the batch function.
+            instead: what to write, in the message of an error.
 
         Raises (when called):
             ConfigurationError: two calls for the same step and shard return different batches.
         """
-        return functools.partial(self._ask, batch_for)
+        return functools.partial(self._ask, batch_for, instead)
 
-    def _ask(self, batch_for: Callable[[int, int], Any], step: int, shard: int) -> Any:
+    def _ask(self, batch_for: Callable[[int, int], Any], instead: str, step: int, shard: int) -> Any:
         batch = batch_for(step, shard)
         if self._asked % EVERY == 0:
             refuse_iterator(batch)  # of a function with `yield`, which JAX will not take as a leaf
-            _compare(batch, batch_for(step, shard), f"step {step} and shard {shard}")
+            if differing := difference(batch, batch_for(step, shard)):
+                raise ConfigurationError(
+                    f"The batch function is not pure: it was called twice for step {step} and shard {shard}, and "
+                    f"{differing}. Any group may have to compute any shard, at any time and more than once; with "
+                    f"this function a run with failures would train on other samples than one without. {instead}"
+                )
         self._asked += 1
         return batch
-
-
-def _compare(batch: Any, again: Any, of: str) -> None:
-    if differing := difference(batch, again):
-        raise ConfigurationError(
-            f"The batch function is not pure: it was called twice for {of}, and {differing}. Any group may have to "
-            "compute any shard, at any time and more than once; with this function a run with failures would train "
-            "on other samples than one without. Let the batch depend on step and shard alone: read samples by number "
-            "(jaxft.data.Batches), wrap an iterator in jaxft.data.from_iterator, and draw random numbers from a "
-            "generator seeded with both (numpy.random.default_rng([seed, step, shard])). Without shards=, a step "
-            "also takes the batch itself in place of a function."
-        )
 
 
 def difference(batch: Any, again: Any) -> str:

@@ -14,6 +14,7 @@ from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 
 from jaxft._callers import one_caller
 from jaxft._errors import ConfigurationError, JaxftError, StepError
+from jaxft._from_state import FromState, variable_with
 from jaxft._manager import Manager
 from jaxft._numbers import whole
 from jaxft._programs._axis import Axis
@@ -31,16 +32,16 @@ from jaxft._programs._checks import (
     refuse_too_large,
     short,
 )
-from jaxft._programs._leaves import refuse_tracers
+from jaxft._programs._leaves import own, refuse_tracers, strong
 from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._partition import Cut
 from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
 from jaxft._programs._static_leaves import StaticLeaves
-from jaxft._pure import PureCheck
+from jaxft._pure import OF_STATE_INSTEAD, PureCheck
 from jaxft._replica._alone import Alone
-from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch
+from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch, StateBatches
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
 from jaxft._transfers import MAY_TRANSFER
@@ -100,8 +101,9 @@ def fault_tolerant(
             for shard i by the group at position i of the quorum, so that each of the batches 0 to n-1 counts once.
         axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
             `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.all_gather`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin`,
-            `lax.axis_index` and `lax.axis_size` over it then are over all shards, at the top level of the step, and
-            may be differentiated as those of JAX. Needs `shards`, the size of the axis.
+            `lax.axis_index` and `lax.axis_size` over it then are over all shards, at the top level of the step
+            (those that exchange also in a `scan`), and may be differentiated as those of JAX. Needs `shards`, the
+            size of the axis.
         arrays: which leaves of the state the step may change, for a state that holds functions and settings too:
             `arrays=equinox.is_array` for a module of equinox. The other leaves are part of the program: the step is
             given them, and returns them as they were. By default all leaves, which are arrays and numbers.
@@ -340,6 +342,7 @@ class Step:
             state: the state; consumed.
             batch: this group's batch, or a function `batch(step, shard)` that returns the batch of any shard:
                 then the others can compute what a lost group had taken, and no sample is lost. It must be pure.
+                A `jaxft.data.FromState` makes batches of the state, too.
             *static: the static arguments that were declared.
             **static_kw: those that are given by name.
 
@@ -373,6 +376,13 @@ class Step:
         self, state: Any, batch: Any, static: Sequence[Any], static_kw: Mapping[str, Any]
     ) -> tuple[Call, Sequence[jax.Array]]:
         """The call of the step that these arguments make, and the leaves of the state."""
+        if isinstance(state, FromState):
+            raise ConfigurationError(
+                "The step is called with a FromState as its state. Write `step(state, batches)`, and "
+                "`step.join(state, batches)`."
+            )
+        if self._last is None and (callable(batch) or isinstance(batch, FromState)):
+            _warn_of_old_state(state, batch)
         try:
             self._statics.check(static, static_kw)
             state = self._static_leaves.without(state)
@@ -389,6 +399,20 @@ class Step:
         """The state of these leaves, as the user knows it."""
         return self._static_leaves.whole(programs.unflatten(leaves))
 
+    def _current_leaves(self, given: Any) -> Sequence[Any]:
+        """Those of the state that the next step starts from; `given` is that of a first call."""
+        held = self._engine.handed
+        return jax.tree.leaves(given) if held is None else held
+
+    def _current_state(self, given: Any) -> Any:
+        """That state, as the user knows it, in new containers.
+
+        Its leaves are arrays of strong types. Of a group that has healed or was restored, others may be weak than of
+        one that has made the same state itself, and what user's code makes of them would have other types.
+        """
+        leaves = map(strong, self._current_leaves(given))
+        return self._static_leaves.whole(jax.tree.structure(given).unflatten(leaves))
+
     def _returned(self, result: Any) -> Any:
         """What a call returns, as the last thing that it does."""
         self._engine.loop.returned()
@@ -396,7 +420,7 @@ class Step:
 
     def _prepared(self, given: "_Given", state: Any, batch: Any) -> tuple[Programs, BatchFor]:
         """The programs for these arguments, and the batch of each shard."""
-        batch_for = self._batch_for(batch)
+        batch_for = self._batch_for(batch, state)
         programs = self._current.get(given.key)
         if self._options is not None:
             refuse_other_options(self._options)
@@ -432,8 +456,12 @@ class Step:
     def _engine(self) -> Engine:
         return self._alone if self._manager is None else self._manager._engine
 
-    def _batch_for(self, batch: Any) -> BatchFor:
+    def _batch_for(self, batch: Any, state: Any) -> BatchFor:
         refuse_iterator(batch)
+        if isinstance(batch, FromState):
+            make = batch.of(functools.partial(self._current_state, state))
+            ask = self._pure.of(make, OF_STATE_INSTEAD) if batch.pure else make
+            return StateBatches(ask, functools.partial(self._current_leaves, state))
         if callable(batch):
             self._check_shards(batch)
             return self._pure.of(batch)
@@ -464,6 +492,11 @@ class Step:
         to step, and `compute` with it. So all groups compare the programs for the batch of step 0 and shard 0. Where
         each group brings its own batch there is none that all have, and they compare what they do with the means.
         """
+        if isinstance(batch_for, StateBatches):  # the user's code is given the state now
+            leaves = jax.tree.leaves(state)
+            refuse_tracers(leaves)
+            refuse_others("state", state)
+            own(leaves, state)
         example = batch_for(self._engine.step, 0)
         brings = self._manager is None or isinstance(batch_for, OwnBatch)
         first = example if brings else batch_for(0, 0)
@@ -532,9 +565,35 @@ def _checked_axis(axis: Axis) -> Axis:
     return Axis(name, shards)
 
 
+def _warn_of_old_state(state: Any, batch: Any) -> None:
+    name = ""
+    with contextlib.suppress(Exception):  # of attributes of the user's objects: only this warning is lost
+        name = variable_with(state, batch)
+    if not name:
+        return
+    instead = (
+        "use the state that it is given."
+        if isinstance(batch, FromState)
+        else "write `jaxft.data.FromState(make)` with `def make(step, shard, state)`, and use the state that it is "
+        "given."
+    )
+    _log.warning(
+        "The batch function finds the state in %r, which lags behind: if this group heals within a call of the step, "
+        "an older state is still there, and the batches are others than in a run without failures. If they are made "
+        "of the state's values, %s",
+        *(name, instead),
+    )
+
+
 def _asked_once(batch_for: BatchFor) -> BatchFor:
     """The same batches for a first call, which needs up to two for their types before it computes a shard."""
-    return batch_for if isinstance(batch_for, OwnBatch) else functools.lru_cache(maxsize=2)(batch_for)
+    match batch_for:
+        case OwnBatch():
+            return batch_for
+        case StateBatches():
+            return batch_for.first_once()
+        case _:
+            return functools.lru_cache(maxsize=2)(batch_for)
 
 
 def _check_repeatable(built: Programs, reference: Programs) -> None:

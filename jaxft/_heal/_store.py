@@ -202,7 +202,7 @@ class StateStore:
             return bool(self._log)
 
     def end_log(self) -> None:
-        """Keep what is logged, and tell joiners that no further means will come: this group takes no step any more."""
+        """Keep what is logged, and tell joiners that no further means will come: this group takes no more steps."""
         with self._changed:
             self._grows = False
             self._changed.notify_all()

@@ -147,7 +147,7 @@ def check_batch_function(batch_for: Any) -> None:
         "the numbers of a step and of a shard",
         2,
         "Write `def batch_for(step, shard)`, which returns that shard of that step's batch; jaxft.data has some for "
-        "samples by number and for iterators.",
+        "samples by number and for iterators, and FromState for what is made of the state.",
     )
 
 

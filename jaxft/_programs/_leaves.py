@@ -61,6 +61,12 @@ def _as_array(leaf: Any) -> jax.Array:
     return jnp.array(leaf, copy=True) if hasattr(leaf, "dtype") else jnp.asarray(leaf)
 
 
+def strong(leaf: Any) -> jax.Array:
+    """Return a leaf as an array that does not give way to other types, as a Python number does in JAX."""
+    array = _as_array(leaf)
+    return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array
+
+
 def labels(tree: Any) -> list[str]:
     """The paths of a tree's leaves, as in `['params']['w']`.
 

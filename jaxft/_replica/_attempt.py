@@ -35,7 +35,7 @@ from jaxft._progress import told
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._endpoints import Endpoint, agreed_threads, endpoints_at
-from jaxft._replica._engine import Call, OwnBatch
+from jaxft._replica._engine import Call, OwnBatch, StateBatches
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._report import Record
@@ -239,6 +239,8 @@ class Attempts:
         leaves, work, programs = self._held.current, self._work, call.programs
         means: list[jax.Array] = []
         if run.start == 0:
+            # What is made of the state may run a collective, in which this rank waits for others.
+            self._ranks.awaits_others(isinstance(call.batch_for, StateBatches))
             with told(self._session.got_on):
                 batch = call.batch_for(work.step, shard)
             self._ranks.awaits_others(True)

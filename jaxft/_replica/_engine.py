@@ -1,6 +1,7 @@
 """The interface that runs the steps of a group, in a job or alone."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +25,42 @@ class OwnBatch:
 
     def __call__(self, step: int, shard: int) -> Any:
         return self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class StateBatches:
+    """Batches that are made of the state, too: groups with different states make different ones.
+
+    Attributes:
+        ask: makes the batch of a shard, of the state that the next step starts from.
+        leaves: returns the leaves of that state.
+    """
+
+    ask: BatchFor
+    leaves: Callable[[], Sequence[Any]]
+
+    def __call__(self, step: int, shard: int) -> Any:
+        return self.ask(step, shard)
+
+    def first_once(self) -> "StateBatches":
+        """The same for a first call, which needs shard 0 for its type before it computes that shard."""
+        known: dict[int, tuple[Sequence[Any], Any]] = {}
+
+        def ask(step: int, shard: int) -> Any:
+            if shard:
+                return self.ask(step, shard)
+            leaves = self.leaves()
+            before, batch = known.get(step, ((), None))
+            if step not in known or not _are_same(before, leaves):
+                batch = self.ask(step, shard)
+                known[step] = leaves, batch
+            return batch
+
+        return StateBatches(ask, self.leaves)
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 class Call(NamedTuple):

@@ -19,7 +19,7 @@ from jaxft._programs._nonfinite import compared_policy
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._ranks._settings import compare
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, OwnBatch
+from jaxft._replica._engine import Call, OwnBatch, StateBatches
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
@@ -186,7 +186,8 @@ class Joining:
                         f"group {self._config.group!r} than in its rank 0, and both hold the same part of it: JAX "
                         "takes it as one array, so that samples would be left out. If each rank reads its own rows, "
                         "make one array of them: `jax.make_array_from_process_local_data(sharding, rows)`, with a "
-                        "sharding over the devices of all ranks."
+                        "sharding over the devices of all ranks. If each rank draws it or asks for it, let "
+                        "rank 0 do that, and hand it on: `multihost_utils.broadcast_one_to_all`."
                     )
 
 
@@ -195,7 +196,7 @@ def _first_batch(call: Call) -> dict[str, str]:
 
     All ranks of a group must call it: it gathers what is spread over them.
     """
-    if isinstance(call.batch_for, OwnBatch):
+    if isinstance(call.batch_for, OwnBatch | StateBatches):
         return {}
     return {"batch of step 0 and shard 0": digest_of(call.batch_for(0, 0))}
 

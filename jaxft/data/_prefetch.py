@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from jaxft._errors import ConfigurationError
+from jaxft._from_state import FromState
 from jaxft._numbers import whole
 from jaxft._programs._checks import check_batch_function, refuse_iterator
 from jaxft.data._contexts import JaxContext
@@ -45,6 +47,12 @@ class Prefetch:
 
     def __init__(self, batch_for: Callable[[int, int], Any], *, ahead: int = 2, workers: int = 1) -> None:
         refuse_iterator(batch_for)
+        if isinstance(batch_for, FromState):
+            raise ConfigurationError(
+                "Prefetch makes batches ahead of their step, and a FromState makes them of the state of their step, "
+                "which is not known before. Give the FromState to the step. What its function reads, such as "
+                "prompts, may come from a Prefetch: call that in the function, with the step and the shard."
+            )
         check_batch_function(batch_for)
         self._batch_for: Any = batch_for
         self._ahead = whole("ahead", ahead, 1)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import EllipsisType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -316,6 +316,35 @@ def takes_the_maximum_over_shards(text: str, folder: Path) -> None:
     assert state["amax"][0] == -3.0
     assert np.isnan(state["amax"][1])  # as in numpy, if one is NaN
     assert state["count"] == 9
+
+
+@stage("porting.md", "def rollout(step, shard, state)")
+def trains_on_rollouts(text: str, folder: Path) -> None:
+    """A bandit: the answer that is rewarded becomes the most probable one."""
+
+    class Policy(NamedTuple):
+        params: jax.Array
+
+    @jax.jit
+    def sample(params: jax.Array, prompts: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        answers = jax.random.categorical(key, params, shape=(len(prompts), 8))
+        return answers, jax.nn.log_softmax(params)[answers]
+
+    def train_step(state: Policy, batch: Any) -> tuple[Policy, Any]:
+        _, answers, _, rewards = batch
+        better = rewards - rewards.mean()
+        grads = jax.grad(lambda params: -jnp.mean(better * jax.nn.log_softmax(params)[answers]))
+        return Policy(state.params - 5.0 * jaxft.pmean(grads(state.params))), {}
+
+    batches = Batches(SOURCE, shards=2, samples_per_shard=4)
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    after = ran(
+        text,
+        **{"jax": jax, "np": np, "jaxft": jaxft, "batches": batches, "sample": sample, "step": step},
+        **{"manager": step, "total": 20, "state": Policy(jnp.zeros(4))},
+        rewards_of=lambda prompts, answers: (answers == 2).astype(np.float32),
+    )
+    assert int(jnp.argmax(after.state.params)) == 2
 
 
 @stage("porting.md", "nnx.LoRAParam")

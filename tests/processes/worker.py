@@ -85,6 +85,13 @@ def make_batch(step: int, shard: int, rows: int = 8) -> tuple[np.ndarray, np.nda
     return x, np.tanh(x[:, :4] * 2)
 
 
+@jax.jit
+def answered(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """A batch whose wanted values depend on the weights."""
+    x, y = batch
+    return x, y + 0.1 * jnp.tanh(x @ params["hidden"])[:, :4]
+
+
 def flip(state: dict[str, Any], path: str) -> None:
     """Change a high bit of one mantissa in the leaf `path`, where it lies, as faulty memory would do it."""
     kind, name = path.split(".")
@@ -225,6 +232,7 @@ def main() -> None:
     parser.add_argument(
         "--impure", action="store_true", help="batches from an iterator, whatever is asked for"
     )
+    parser.add_argument("--of-state", action="store_true", help="batches are made of the state, too")
     parser.add_argument("--unreadable", default="", help="STEP:SHARD: that shard's batch cannot be read")
     parser.add_argument("--times", type=int, default=1 << 30, help="so often, then it can")
     parser.add_argument("--interrupt", default="", help="Ctrl-C when the library says so")
@@ -314,6 +322,12 @@ def main() -> None:
             return x[mine], y[mine]
         return spread((x, y)) if arguments.world else (x, y)
 
+    batches = batch_for
+    if arguments.of_state:
+        batches = jaxft.data.FromState(
+            lambda step, shard, state: answered(state["params"], batch_for(step, shard))
+        )
+
     with arguments.events.open("a", buffering=1) as events:
 
         def write(**event: Any) -> None:
@@ -346,7 +360,7 @@ def main() -> None:
                 static_argnums=2,
             )
             while step.step < arguments.steps:
-                state, _ = step(state, batch_for, arguments.rate)
+                state, _ = step(state, batches, arguments.rate)
                 write(event="finished", step=step.step, digest=jaxft.digest(state))
             return
         manager = jaxft.Manager(
@@ -385,7 +399,7 @@ def main() -> None:
                 write(event="began", step=manager.step)
             while manager.step < arguments.steps:
                 try:
-                    state, metrics = step(state, batch_for, arguments.rate)
+                    state, metrics = step(state, batches, arguments.rate)
                 except (OSError, KeyboardInterrupt) as error:
                     write(
                         event="raised",

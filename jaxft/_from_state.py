@@ -1,0 +1,151 @@
+"""Batches that are made of the state of their step, such as rollouts of the current policy."""
+
+import contextlib
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import all_leaves
+
+from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import check_function, short
+
+
+class FromState:
+    """Makes each batch of the state that its step starts from: `make(step, shard, state)`.
+
+    For reinforcement learning and other training whose data depends on the weights. The state of a step has the same
+    bits in all groups, so any group can make the batch of any shard: also one that takes over the shards of a lost
+    group, and one that has just healed. It is given to the step in place of a batch function.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxft
+        >>> def rollout(step, shard, state):
+        ...     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), step), shard)
+        ...     actions = state + jax.random.normal(key, (64,))
+        ...     rewards = -((actions - 3.0) ** 2)
+        ...     return actions, (rewards - rewards.mean()) / rewards.std()
+        >>> def train_step(mean, batch):
+        ...     actions, advantages = batch
+        ...     loss = lambda mean: jnp.mean(advantages * (actions - mean) ** 2) / 2
+        ...     return mean - 0.5 * jaxft.pmean(jax.grad(loss)(mean)), {}
+        >>> step = jaxft.fault_tolerant(train_step, manager=None, shards=4)
+        >>> mean = jnp.zeros(())
+        >>> while step.step < 40:
+        ...     mean, _ = step(mean, jaxft.data.FromState(rollout))
+        >>> bool(abs(mean - 3.0) < 0.5)
+        True
+
+    Args:
+        make: `make(step, shard, state) -> batch`, in the thread that calls the step, for each shard that this group
+            computes. `state` has the structure that the step is given, with the edits of `step.edit`. Its leaves are
+            JAX arrays, also those that began as numbers or numpy arrays; `make` must not donate it. When a group
+            joins, it also asks for shard 0 of its step and of step 0, to know their types. So these may depend
+            on the step and the shard, and not on the state: pad what is shorter.
+        pure: whether the batch depends on the step, the shard and the state alone. It is checked as that of a
+            batch function is. With False, for a reward that a service gives, it is not checked: what a lost group
+            had computed is made again, and may come out otherwise. All groups still hold the same state, but it is
+            not that of a run without failures. In a group of several processes rank 0 has to ask, and to hand on
+            what it got (`jax.experimental.multihost_utils.broadcast_one_to_all`).
+
+    Raises:
+        ConfigurationError: `make` does not take three arguments.
+    """
+
+    def __init__(self, make: Callable[[int, int, Any], Any], *, pure: bool = True) -> None:
+        check_function(
+            "The function of FromState",
+            make,
+            "the numbers of a step and of a shard and the state",
+            3,
+            "Write `def make(step, shard, state)`, which returns that shard of that step's batch.",
+        )
+        self._make = make
+        self.pure = pure
+
+    def of(self, current: Callable[[], Any]) -> Callable[[int, int], Any]:
+        """Return the batch function of a job.
+
+        Args:
+            current: returns the state that the next step starts from, in containers that `make` may change.
+
+        Raises (when called):
+            ConfigurationError: `make` has donated the state.
+        """
+        return functools.partial(self._ask, current)
+
+    def _ask(self, current: Callable[[], Any], step: int, shard: int) -> Any:
+        state = current()
+        leaves = jax.tree.leaves(state)
+        batch = self._make(step, shard, state)
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+            raise ConfigurationError(
+                f"{short(self._make)}, which makes batches of the state, has donated that state. The step needs it, "
+                "and other groups may still fetch it: jit what you call there without donate_argnums. This group has "
+                "to be started again."
+            )
+        return batch
+
+
+def variable_with(state: Any, batches: Any) -> str:
+    """Return where a batch function finds the state, or a part of it, in a variable; "" if that is not seen.
+
+    Args:
+        state: that of a call of the step.
+        batches: the batch function or `FromState` of that call.
+    """
+    nodes: set[int] = set()
+
+    def note(node: Any) -> bool:
+        # Python has one 0, one None and one () for all.
+        if isinstance(node, jax.Array | np.ndarray) or (jax.tree.leaves(node) and not all_leaves([node])):
+            nodes.add(id(node))
+        return False
+
+    jax.tree.leaves(state, is_leaf=note)
+    function = batches._make if isinstance(batches, FromState) else batches
+    return next((name for name, value in _variables_of(function) if id(value) in nodes), "")
+
+
+def _variables_of(function: Any) -> Iterator[tuple[str, Any]]:
+    """What a function closes over, reads from its module or from the object that it is bound to, with names."""
+    if isinstance(function, functools.partial):
+        yield from ((f"argument {number}", value) for number, value in enumerate(function.args))
+        yield from function.keywords.items()
+        yield from _variables_of(function.func)
+    elif isinstance(function, types.MethodType):
+        yield from _attributes("self", function.__self__, function.__func__)
+        yield from _variables_of(function.__func__)
+    elif isinstance(function, types.FunctionType):
+        for name, value in _names_of(function):
+            yield name, value
+            yield from _attributes(name, value, function)
+    elif (wrapped := getattr(function, "__wrapped__", None)) is not None:  # by jax.jit, say
+        yield from _variables_of(wrapped)
+    elif isinstance(call := type(function).__call__, types.FunctionType):
+        yield from _attributes("self", function, call)
+
+
+def _names_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield name, cell.cell_contents
+    read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    yield from ((name, function.__globals__[name]) for name in read if name in function.__globals__)
+    if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+        yield from _variables_of(wrapped)
+
+
+def _attributes(name: str, value: Any, function: Any) -> Iterator[tuple[str, Any]]:
+    """Of an object, the attributes that a function reads of some object."""
+    if isinstance(value, types.ModuleType | type | types.FunctionType):
+        return
+    found = getattr(value, "__dict__", None)
+    if isinstance(found, dict):
+        names = function.__code__.co_names
+        yield from ((f"{name}.{one}", each) for one, each in list(found.items()) if one in names)

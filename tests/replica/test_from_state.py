@@ -1,0 +1,327 @@
+"""Batches that are made of the state: of which, how often, and what is refused."""
+
+import collections
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxft
+from jaxft._errors import ConfigurationError
+from jaxft.data import FromState, Prefetch
+
+SHARDS = 3
+
+
+def train_step(state: Any, batch: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf + jaxft.pmean(batch), state), {}
+
+
+class Recorded:
+    """Makes a batch that depends on all that it is given, and records that."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, float]] = []
+
+    def __call__(self, step: int, shard: int, state: Any) -> np.ndarray:
+        value = float(state["w"])
+        self.calls.append((step, shard, value))
+        return np.float32(2 * value + 10 * step + shard)
+
+
+def test_each_shard_is_made_of_the_state_of_its_step() -> None:
+    recorded = Recorded()
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
+    state, wanted, calls = {"w": jnp.float32(1.0)}, 1.0, []
+    for number in range(4):
+        state, _ = step(state, FromState(recorded))
+        calls += [(number, shard, wanted) for shard in range(SHARDS)]
+        wanted += 2 * wanted + 10 * number + 1
+        assert float(state["w"]) == wanted
+    assert recorded.calls == [calls[0], *calls], "the first is made twice, to compare"
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_one_that_is_not_pure_is_made_once_for_each_shard(joins: bool) -> None:
+    recorded = Recorded()
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
+    state, batches = {"w": jnp.float32(1.0)}, FromState(recorded, pure=False)
+    if joins:
+        state = step.join(state, batches)
+        assert [call[:2] for call in recorded.calls] == [(0, 0)], "for its type"
+        recorded.calls.clear()
+    for _ in range(3):
+        state, _ = step(state, batches)
+    assert [call[:2] for call in recorded.calls] == [(n, shard) for n in range(3) for shard in range(SHARDS)]
+
+
+def test_an_edit_is_seen() -> None:
+    recorded = Recorded()
+    step = jaxft.fault_tolerant(train_step, None, shards=1)
+    batches = FromState(recorded)
+    state = step.join({"w": jnp.float32(1.0)}, batches)
+    for number in step.steps(2):
+        if number == 1:
+            state = step.edit(state, lambda state: {"w": jnp.float32(-4.0)})
+        state, _ = step(state, batches)
+    assert recorded.calls[-1] == (1, 0, -4.0)
+
+
+def test_a_module_may_change_where_the_batch_is_made() -> None:
+    """What flax counts when a module is called belongs to the copy that the function is given."""
+
+    def make(step: int, shard: int, model: nnx.Linear) -> jax.Array:
+        made = model(jnp.ones((2, 3)))
+        model.kernel[...] = model.kernel[...] * 0.0
+        return made
+
+    def module_step(model: nnx.Linear, batch: jax.Array) -> Any:
+        model.kernel[...] = model.kernel[...] + jaxft.pmean(batch.mean())
+        return model, {}
+
+    step = jaxft.fault_tolerant(module_step, None, shards=2)
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    for _ in range(3):
+        kernel, bias = np.asarray(model.kernel[...]), np.asarray(model.bias[...])
+        model, _ = step(model, FromState(make))
+        np.testing.assert_allclose(
+            model.kernel[...], kernel + (np.ones((2, 3), np.float32) @ kernel + bias).mean(), rtol=1e-6
+        )
+
+
+def test_static_leaves_are_there() -> None:
+    def make(step: int, shard: int, state: Any) -> Any:
+        assert state["name"] == "mlp"
+        return state["w"] * 2.0
+
+    def named_step(state: Any, batch: Any) -> Any:
+        return {**state, "w": state["w"] + jaxft.pmean(batch)}, {}
+
+    step = jaxft.fault_tolerant(
+        named_step, None, shards=2, arrays=lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
+    )
+    state = {"name": "mlp", "w": jnp.ones(2)}
+    for _ in range(2):
+        state, _ = step(state, FromState(make))
+    assert state["w"].tolist() == [9.0, 9.0]
+
+
+def test_leaves_are_arrays_of_strong_types_from_the_first_call_on() -> None:
+    """What user's code makes of them has other types otherwise, in a group that has healed or was restored, say."""
+    seen: list[tuple[Any, ...]] = []
+
+    def make(step: int, shard: int, state: Any) -> Any:
+        leaves = jax.tree.leaves(state)
+        assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+        seen.append(tuple(jax.typeof(leaf).str_short() + "*" * leaf.weak_type for leaf in leaves))
+        return (jnp.ones(2, jnp.bfloat16) * state["scale"]).astype(jnp.float32)
+
+    step = jaxft.fault_tolerant(
+        lambda state, batch: ({**state, "w": state["w"] + jaxft.pmean(batch)}, {}), None, shards=1
+    )
+    numbers = np.ones(2, np.float32)
+    state = {"w": numbers, "scale": 0.5, "count": 1}
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(2):
+            state, _ = step(state, FromState(make, pure=False))
+    assert set(seen) == {("int32[]", "float32[]", "float32[2]")}
+    assert numbers.tolist() == [1.0, 1.0]
+
+
+def test_a_numpy_state_is_not_changed_by_what_is_made_of_it() -> None:
+    def make(step: int, shard: int, state: Any) -> Any:
+        w = state["w"]
+        w += 1.0
+        return w
+
+    numbers = np.ones(2, np.float32)
+    step = jaxft.fault_tolerant(train_step, None, shards=1)
+    state, _ = step({"w": numbers}, FromState(make, pure=False))
+    assert numbers.tolist() == [1.0, 1.0]
+    assert state["w"].tolist() == [3.0, 3.0]
+
+
+def test_a_first_state_that_is_wrong_is_named_before_anything_is_made_of_it() -> None:
+    def make(step: int, shard: int, state: Any) -> Any:
+        raise AssertionError("asked")
+
+    step = jaxft.fault_tolerant(train_step, None)
+    consumed = {"w": jnp.ones(3)}
+    consumed["w"].delete()
+    with pytest.raises(ConfigurationError, match=r"leaf \['w'\] of the state.* was consumed"):
+        step(consumed, FromState(make))
+    with pytest.raises(ConfigurationError, match=r"leaf \['w'\] of the state is 'text'"):
+        step({"w": "text"}, FromState(make))
+    with pytest.raises(ConfigurationError, match="on tracers"):
+        jax.jit(lambda state: step(state, FromState(make)))({"w": jnp.ones(3)})
+    with pytest.raises(ConfigurationError, match="with a FromState as its state"):
+        step(FromState(make), {"w": jnp.ones(3)})
+
+
+def test_one_that_differs_is_refused_and_nothing_has_changed() -> None:
+    draws = iter(range(100))
+
+    def make(step: int, shard: int, state: Any) -> Any:
+        return state["w"] + next(draws)
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
+    state = {"w": jnp.float32(1.0)}
+    with pytest.raises(ConfigurationError, match=r"is not pure.* state alone.*pure=False"):
+        step(state, FromState(make))
+    assert (step.step, float(state["w"])) == (0, 1.0)
+    state, _ = step(state, FromState(make, pure=False))
+    assert step.step == 1
+
+
+def test_one_that_donates_the_state_is_refused() -> None:
+    @functools.partial(jax.jit, donate_argnums=0)
+    def used(state: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf + 1.0, state)
+
+    step = jaxft.fault_tolerant(lambda state, batch: (state + jaxft.pmean(batch), {}), None)
+    with pytest.raises(ConfigurationError, match=r"has donated that state.*without donate_argnums"):
+        step(jnp.ones(3), FromState(lambda step, shard, state: used(state)))
+
+
+@pytest.mark.parametrize("make", [lambda step, shard: 0, lambda: 0, 7])
+def test_a_function_of_other_arguments_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"FromState.*def make\(step, shard, state\)"):
+        FromState(make)
+
+
+def test_what_leads_to_it_and_away_from_it() -> None:
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
+    with pytest.raises(ConfigurationError, match="FromState for what is made of the state"):
+        step({"w": jnp.float32(1.0)}, lambda step, shard, state: state["w"])
+    with pytest.raises(
+        ConfigurationError, match=r"Prefetch makes batches ahead.*Give the FromState to the step"
+    ):
+        Prefetch(FromState(Recorded()))  # pyright: ignore
+
+
+def test_the_two_programs_are_those_of_a_batch_function() -> None:
+    """So are their bits."""
+
+    def batch_for(step: int, shard: int) -> np.ndarray:
+        return np.float32(10 * step + shard)
+
+    made = []
+    for batches in (batch_for, FromState(lambda step, shard, state: batch_for(step, shard))):
+        step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, overlap=1)
+        state = {"w": jnp.float32(0.1)}
+        for _ in range(5):
+            state, _ = step(state, batches)
+        made.append(jaxft.digest(state))
+    assert made[0] == made[1]
+
+
+# A batch function that finds the state in a variable
+
+
+class Trainer:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.data = jnp.float32(1.0)
+
+    def batch_for(self, step: int, shard: int) -> Any:
+        return self.state["w"]
+
+    def __call__(self, step: int, shard: int) -> Any:
+        return self.state["w"]
+
+    def closure(self) -> Any:
+        return lambda step, shard: self.state["w"]
+
+    def of_data(self, step: int, shard: int) -> Any:
+        return self.data
+
+
+def wrapped(function: Any) -> Any:
+    @functools.wraps(function)
+    def logged(step: int, shard: int) -> Any:
+        return function(step, shard)
+
+    return logged
+
+
+def ways_to_the_state(state: Any) -> dict[str, Any]:
+    weights = state["w"]
+    in_module = {"state": state, "jax": jax}
+    exec("def batch_for(step, shard):\n    return state['w']", in_module)
+
+    def make(step: int, shard: int, given: Any) -> Any:
+        return state["w"]
+
+    return {
+        "the state": lambda step, shard: state["w"],
+        "a part of it": lambda step, shard: weights,
+        "an argument": functools.partial(lambda state, step, shard: state["w"], state),
+        "an argument by name": functools.partial(lambda step, shard, state: state["w"], state=state),
+        "a variable of the module": in_module["batch_for"],
+        "a method": Trainer(state).batch_for,
+        "an object": Trainer(state),
+        "an object that it closes over": Trainer(state).closure(),
+        "jitted": jax.jit(lambda step, shard: state["w"]),
+        "wrapped": wrapped(lambda step, shard: state["w"]),
+        "a FromState": FromState(make),
+    }
+
+
+@pytest.mark.parametrize("way", list(ways_to_the_state({"w": 0.0})))
+def test_a_variable_that_lags_behind_is_warned_of_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    state = {"w": jnp.float32(1.0), "count": 0, "none": None, "empty": ()}
+    batches = ways_to_the_state(state)[way]
+    step = jaxft.fault_tolerant(
+        lambda state, batch: ({**state, "w": state["w"] + jaxft.pmean(batch)}, {}), None
+    )
+    state = step.join(state, batches)
+    step(state, batches)
+    (record,) = [record for record in caplog.records if "lags behind" in record.getMessage()]
+    assert ("jaxft.data.FromState(make)" in record.getMessage()) == (way != "a FromState")
+    assert "use the state that it is given" in record.getMessage()
+
+
+def test_other_variables_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    zero, empty, none, scale = 0, (), None, jnp.float32(2.0)
+
+    def batch_for(step: int, shard: int) -> Any:
+        return scale + len(empty) + zero if none is None else scale
+
+    for batches in (batch_for, Trainer(None).of_data):
+        state = {"w": jnp.float32(1.0), "count": 0, "none": None, "empty": ()}
+        add = lambda state, batch: ({**state, "w": state["w"] + jaxft.pmean(batch)}, {})  # noqa: E731
+        jaxft.fault_tolerant(add, None)(state, batches)
+    assert "lags behind" not in caplog.text
+
+
+def test_a_name_of_an_attribute_is_no_variable(caplog: pytest.LogCaptureFixture) -> None:
+    """A script has `w`, and its function reads `state["w"].w`-like attributes of what it is given."""
+    State = collections.namedtuple("State", ["w"])
+    w = jnp.float32(1.0)
+    here = {"w": w, "jaxft": jaxft}
+    exec("def make(step, shard, state):\n    return state.w", here)
+    step = jaxft.fault_tolerant(lambda state, batch: (State(state.w + jaxft.pmean(batch)), {}), None)
+    step(State(w), FromState(here["make"]))
+    assert "lags behind" not in caplog.text
+
+
+class Odd:
+    """Its attributes cannot be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__dict__":
+            raise RuntimeError("no")
+        return object.__getattribute__(self, name)
+
+    def batch_for(self, step: int, shard: int) -> Any:
+        return jnp.float32(1.0)
+
+
+def test_attributes_that_cannot_be_read_cost_a_warning_alone() -> None:
+    step = jaxft.fault_tolerant(train_step, None)
+    step({"w": jnp.float32(1.0)}, Odd().batch_for)
+    assert step.step == 1
