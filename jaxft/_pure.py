@@ -15,7 +15,7 @@ import numpy as np
 from jaxft._arrays._digest import digest
 from jaxft._arrays._pieces import Spread
 from jaxft._errors import ConfigurationError
-from jaxft._programs._checks import refuse_iterator, refuse_others
+from jaxft._programs._checks import refuse_iterator, refuse_others, short
 from jaxft._programs._structure import first_difference
 
 # Of so many batches one is computed twice: at most a thousandth of the time that batches take.
@@ -56,6 +56,7 @@ class PureCheck:
         batch = batch_for(step, shard)
         if self._asked % EVERY == 0:
             refuse_iterator(batch)  # of a function with `yield`, which JAX will not take as a leaf
+            refuse_others("batch", batch)
             if differing := difference(batch, batch_for(step, shard)):
                 raise ConfigurationError(
                     f"The batch function is not pure: it was called twice for step {step} and shard {shard}, and "
@@ -69,23 +70,33 @@ class PureCheck:
 def difference(batch: Any, again: Any) -> str:
     """Say where two batches differ; "" if they have the same bits.
 
+    Texts may be among them, for a function that makes a batch of them.
+
     Raises:
-        ConfigurationError: a leaf is not an array or a number.
+        ConfigurationError: another leaf is not an array or a number.
     """
-    refuse_others("batch", batch)
+    refuse_others("batch", jax.tree.map(lambda leaf: 0 if _is_text(leaf) else leaf, batch))
     leaves, tree = jax.tree_util.tree_flatten_with_path(batch)
     others, other_tree = jax.tree.flatten(again)
     if tree != other_tree:
         return f"the second batch has another structure: {first_difference(tree, again)}"
     for (path, leaf), other in zip(leaves, others, strict=True):
+        name = jax.tree_util.keystr(path) or "the batch"
+        if _is_text(leaf) or _is_text(other):
+            if np.array_equal(np.asarray(leaf), np.asarray(other)):
+                continue
+            return f"{name} was {short(leaf)}, then {short(other)}"
         if leaf is other or _digest(leaf) == _digest(other):
             continue
-        name = jax.tree_util.keystr(path) or "the batch"
         types = f"{jax.typeof(leaf)}", f"{jax.typeof(other)}"
         if types[0] != types[1]:
             return f"{name} was {types[0]}, then {types[1]}"
         return f"{name} differs{_first_difference(leaf, other)}"
     return ""
+
+
+def _is_text(leaf: Any) -> bool:
+    return isinstance(leaf, str | bytes) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "SU")
 
 
 def _digest(leaf: Any) -> str:

@@ -371,6 +371,19 @@ def test_reading_through_is_said_with_its_cost_and_counts_as_progress(
 # What is refused.
 
 
+def test_texts_for_a_function_that_makes_a_batch_of_them() -> None:
+    texts = [{"prompts": np.array(["ab", "c"]), "task": "sums", "n": 1}] * 2
+    batches = from_iterator(lambda shard: iter(texts), shards=1)
+    assert batches(0, 0)["prompts"].tolist() == ["ab", "c"]
+    opened = iter(["sums", "times"])
+    for make, why in (
+        (lambda shard: iter([next(opened)] * 3), r"the batch was array\('sums', .*, then array\('times'"),
+        (lambda shard: iter([{"task": object()}] * 3), "and not an array of numbers"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            from_iterator(make, shards=1)(0, 0)
+
+
 def test_a_stream_that_does_not_repeat_is_refused() -> None:
     unseeded = np.random.default_rng()
     batches = from_iterator(lambda shard: iter([{"x": unseeded.standard_normal(3)}]), 1)
