@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import Worker, cluster, digest_alone
-from tests.processes.ranks import digest_of, start_ranks
+from tests.processes.ranks import digest_of
+from tests.processes.returns import group_that_returns, ranks_that_return
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -20,23 +21,10 @@ def test_the_batch_is_that_of_the_state() -> None:
 
 @pytest.mark.parametrize("phase", ["compute step 4 shard", "exchange step 4"])
 def test_the_others_make_what_a_dead_group_had_made(phase: str, tmp_path: Path) -> None:
-    started, back_in = tmp_path / "started", tmp_path / "back"
-    flags = (*STEPS, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        groups = here.start_together(
-            ("group-0", "group-1"), lambda group: (*flags, *(("--die", phase) if group == "group-1" else ()))
-        )
-        here.until_dead(groups["group-1"])
-        back = here.start("group-1", *flags)
-        here.until(lambda: back.says("heals to step"), "the group to heal")
-        started.touch()
-        here.until(lambda: back.step >= 8, "the group to take part")
-        back_in.touch()
-        here.until_finished(groups["group-0"], back)
-        taken_over = next(event["shards"] for event in groups["group-0"].steps() if event["step"] == 5)
+    stayed, back = group_that_returns(tmp_path, STEPS, die=phase)
+    taken_over = next(event["shards"] for event in stayed.steps() if event["step"] == 5)
     assert sorted(taken_over) == [0, 1, 2, 3]
-    assert groups["group-0"].digest == back.digest == digest_alone(14, OF_STATE)
+    assert stayed.digest == back.digest == digest_alone(14, OF_STATE)
 
 
 def test_a_spare_makes_them(tmp_path: Path) -> None:
@@ -73,19 +61,6 @@ def test_a_resumed_job_makes_them_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_groups_of_several_processes(tmp_path: Path) -> None:
-    started, back_in = tmp_path / "started", tmp_path / "back"
     (tmp_path / "alone").mkdir()
-    flags = (*STEPS, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        first = start_ranks(here, "group-0", 2, flags)
-        victim = start_ranks(here, "group-1", 2, flags, own={1: ("--die", "exchange step 4")})
-        here.until_dead(victim.ranks[1])
-        here.until(lambda: victim.leader.process.poll() is not None, "its group to end")
-        back = start_ranks(here, "group-1", 2, flags)
-        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
-        started.touch()
-        here.until(lambda: back.leader.step >= 8, "the group to take part")
-        back_in.touch()
-        here.until_finished(*first.ranks, *back.ranks)
+    first, back = ranks_that_return(tmp_path, STEPS, die="exchange step 4")
     assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *STEPS)

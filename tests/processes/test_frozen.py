@@ -6,6 +6,7 @@ import pytest
 
 from tests.clusters import Worker, cluster, digest_alone
 from tests.processes.ranks import digest_of, start_ranks
+from tests.processes.returns import group_that_returns, ranks_that_return
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -14,24 +15,10 @@ FROZEN = ("--frozen", "3")
 
 
 def test_a_group_that_returns_heals_without_them(tmp_path: Path) -> None:
-    started, back_in = tmp_path / "started", tmp_path / "back"
-    flags = (*STEPS, *FROZEN, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        groups = here.start_together(
-            ("group-0", "group-1"),
-            lambda group: (*flags, *(("--die", "exchange step 4") if group == "group-1" else ())),
-        )
-        here.until_dead(groups["group-1"])
-        back = here.start("group-1", *flags)
-        here.until(lambda: back.says("heals to step"), "the group to heal")
-        started.touch()
-        here.until(lambda: back.step >= 8, "the group to take part")
-        back_in.touch()
-        here.until_finished(groups["group-0"], back)
-        healed = next(event["healed_bytes"] for event in back.steps() if event["healed_bytes"])
+    stayed, back = group_that_returns(tmp_path, (*STEPS, *FROZEN), die="exchange step 4")
+    healed = next(event["healed_bytes"] for event in back.steps() if event["healed_bytes"])
     assert healed < 1 << 16
-    assert groups["group-0"].digest == back.digest == digest_alone(14, *FROZEN)
+    assert stayed.digest == back.digest == digest_alone(14, *FROZEN)
 
 
 def test_a_group_with_others_is_refused(tmp_path: Path) -> None:
@@ -70,23 +57,10 @@ def test_a_checkpoint_is_refused_on_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["spread", "numpy"])
 def test_groups_of_several_processes(kind: str, tmp_path: Path) -> None:
-    started, back_in = tmp_path / "started", tmp_path / "back"
+    flags = (*STEPS, *FROZEN, "--frozen-as", kind)
     (tmp_path / "alone").mkdir()
-    kind_of = (*STEPS, *FROZEN, "--frozen-as", kind)
-    flags = (*kind_of, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        first = start_ranks(here, "group-0", 2, flags)
-        victim = start_ranks(here, "group-1", 2, flags, own={1: ("--die", "exchange step 4")})
-        here.until_dead(victim.ranks[1])
-        here.until(lambda: victim.leader.process.poll() is not None, "its group to end")
-        back = start_ranks(here, "group-1", 2, flags)
-        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
-        started.touch()
-        here.until(lambda: back.leader.step >= 8, "the group to take part")
-        back_in.touch()
-        here.until_finished(*first.ranks, *back.ranks)
-    assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *kind_of)
+    first, back = ranks_that_return(tmp_path, flags, die="exchange step 4")
+    assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *flags)
 
 
 def test_a_rank_with_others_than_its_rank_0_is_refused(tmp_path: Path) -> None:
