@@ -64,7 +64,8 @@ def _as_array(leaf: Any) -> jax.Array:
 def strong(leaf: Any) -> jax.Array:
     """Return a leaf as an array that does not give way to other types, as a Python number does in JAX."""
     array = _as_array(leaf)
-    return jax.lax.convert_element_type(array, array.dtype) if array.weak_type else array
+    is_weak = getattr(array, "weak_type", False)  # keys have no such attribute
+    return jax.lax.convert_element_type(array, array.dtype) if is_weak else array
 
 
 def labels(tree: Any) -> list[str]:

@@ -132,6 +132,30 @@ def test_leaves_are_arrays_of_strong_types_from_the_first_call_on() -> None:
     assert numbers.tolist() == [1.0, 1.0]
 
 
+def test_keys_in_the_state() -> None:
+    """Typed ones, of the state itself and of what flax keeps of its generators."""
+
+    def make(step: int, shard: int, state: Any) -> jax.Array:
+        key = jax.random.fold_in(state["key"], shard)
+        return state["drop"](jax.random.normal(key, (3,)))
+
+    def keyed_step(state: Any, batch: jax.Array) -> Any:
+        key, _ = jax.random.split(state["key"])
+        return {**state, "w": state["w"] + jaxft.pmean(batch), "key": key}, {}
+
+    found = []
+    for join in (False, True):
+        drop = nnx.Dropout(0.5, rngs=nnx.Rngs(2))
+        state = {"w": jnp.zeros(3), "key": jax.random.key(1), "drop": drop}
+        step = jaxft.fault_tolerant(keyed_step, None, shards=2)
+        if join:
+            state = step.join(state, FromState(make))
+        for _ in range(3):
+            state, _ = step(state, FromState(make))
+        found.append(jaxft.digest(state))
+    assert found[0] == found[1]
+
+
 def test_a_numpy_state_is_not_changed_by_what_is_made_of_it() -> None:
     def make(step: int, shard: int, state: Any) -> Any:
         w = state["w"]
