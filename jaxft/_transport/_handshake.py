@@ -36,7 +36,7 @@ from jaxft._transport._sockets import (
 MAX_NAME_BYTES = 255
 MAX_REASON_BYTES = 512
 
-_VERSION = 4
+_VERSION = 5
 _KINDS = ("exchange", "heal", "rank")
 # magic, version, kind, rank, lane, strand, id of the quorum or heal, the dialler's incarnation, the listener's
 # incarnation, and the length of each name: the job's, the dialler's and the listener's

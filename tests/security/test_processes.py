@@ -113,9 +113,9 @@ def strangers_at_the_data_port(group: Worker) -> None:
         raw_request(kind=0, job=b"toy", group=b"group-1", quorum_id=1),
     ):
         got = what_a_stranger_gets(port, request, manifest)
-        assert got.startswith(b"jaxft-re\x04\x02"), "a challenge"
+        assert got.startswith(b"jaxft-re\x05\x02"), "a challenge"
         rest = got[12 + 32 :]
-        assert rest == b"" or (rest.startswith(b"jaxft-re\x04\x01") and b"the same token" in rest)
+        assert rest == b"" or (rest.startswith(b"jaxft-re\x05\x01") and b"the same token" in rest)
 
 
 def assert_refused(here: Cluster, worker: Worker, text: str) -> None:

@@ -10,7 +10,7 @@ from tests import patience
 
 
 def raw_request(
-    version: int = 4,
+    version: int = 5,
     kind: int = 0,
     job: bytes = b"job",
     group: bytes = b"group-1",

@@ -330,8 +330,8 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("said", "match"),
     [
-        (raw_request(version=1), b"has version 1 of the data plane; this process has version 4"),
-        (raw_request(version=1)[:35], b"has version 1 of the data plane; this process has version 4"),
+        (raw_request(version=1), b"has version 1 of the data plane; this process has version 5"),
+        (raw_request(version=1)[:35], b"has version 1 of the data plane; this process has version 5"),
         (
             raw_request(to=b"you"),
             b"for incarnation 9 of group 'you'; this process is incarnation 9 of group 'me'",
