@@ -97,21 +97,25 @@ def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
 def test_a_spare_that_comes_too_late_for_a_drain_is_not_held_up_by_the_drained_group(tmp_path: Path) -> None:
     """It is stopped while the group goes, and is behind then: the group that is left has all that it lacks."""
     hurry = tmp_path / "hurry"
-    flags = ("--steps", "2000", "--pace", "0.01", "--hurry", str(hurry))
+    # Means of several chunks, so that both donors are asked for some.
+    flags = ("--steps", "200", "--pace", "0.05", "--hurry", str(hurry), "--width", str(1 << 15))
     with cluster(tmp_path) as here:
-        here.start_coordinator()
+        here.start_coordinator("--heartbeat-timeout-ms", "60000")  # it is not taken for dead
         workers = here.start_together(
             ("group-0", "group-1", "spare"), lambda name: (*flags, *(("--spare",) * (name == "spare")))
         )
         left, drained, spare = workers.values()
         here.until(lambda: spare.step >= 3, "the spare to follow")
         os.kill(spare.process.pid, signal.SIGSTOP)
+        behind = left.step + 3
+        here.until(lambda: left.step >= behind, "the others to go on without it")
         os.kill(drained.process.pid, signal.SIGTERM)
         here.until(lambda: left.steps()[-1]["members"] == ["group-0"], "the group to be left alone")
         os.kill(spare.process.pid, signal.SIGCONT)
-        # Far less than half of the failure timeout, 300 s.
         here.until(lambda: any(event["shards"] for event in spare.steps()), "the spare to contribute")
         here.until_finished(drained)
         hurry.touch()
         here.until_finished(left, spare)
+    # A second for each step that it lacked, and the others would have more than they keep for it.
+    assert not spare.says("heal failed"), spare.log()
     assert left.digest == spare.digest
