@@ -46,8 +46,10 @@ def ranks_that_return(folder: Path, flags: Sequence[str], *, die: str) -> tuple[
         back = start_ranks(here, "group-1", 2, flags)
         here.until(lambda: back.leader.says("heals to step"), "the group to heal")
         started.touch()
-        enters = lambda: back.leader.step >= 8 or back.leader.says("to enter the quorum")  # noqa: E731
-        here.until(enters, "the group to take part")
+        here.until(
+            lambda: back.leader.step >= 8 or back.leader.says("to enter the quorum"),
+            "the group to take part",
+        )
         back_in.touch()
         here.until_finished(*first.ranks, *back.ranks)
     return first, back

@@ -323,7 +323,7 @@ def test_other_variables_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_name_of_an_attribute_is_no_variable(caplog: pytest.LogCaptureFixture) -> None:
-    """A script has `w`, and its function reads `state["w"].w`-like attributes of what it is given."""
+    """A script has a variable `w`, and its function reads an attribute of that name."""
     State = collections.namedtuple("State", ["w"])
     w = jnp.float32(1.0)
     here = {"w": w, "jaxft": jaxft}
