@@ -3,8 +3,8 @@
 Each donor has a connection and a thread. A donor that fails in any way (EOF, silence, a wrong digest, other leaves,
 "gone") is dropped for the rest of the heal with a line in the log, and the others go on. One from which a damaged
 chunk arrives is first dialled once more. The heal fails when no donor is left, or none that keeps some part of the
-state. An unresponsive donor delays nothing while the others have all that is wanted, and one that does not have it yet
-is left alone for a while (`_REST_S`), unless no other is left.
+state. An unresponsive donor delays nothing while the others have all that is wanted, and one that does not have it
+yet is left alone for a while (`_REST_S`), unless no other is left.
 """
 
 import functools
