@@ -133,19 +133,29 @@ def _contrastive(mean: Mean) -> Callable[..., tuple[Any, Any]]:
 
 
 def _rounds(mean: Mean) -> Callable[..., tuple[Any, Any]]:
-    """Three updates in a scan, each on a part of the batch."""
+    """Three updates in a scan, each on a part of the batch, with momentum, a count and noise for all shards."""
 
     def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
-        def one(w: Any, rows: Batch) -> Any:
-            local, grads = jax.value_and_grad(_loss)(w, rows)
+        def one(state: Any, rows: Batch) -> Any:
+            key, use = jax.random.split(state["key"])
+            count = state["count"] + 1
+            noise = 0.01 * jax.random.normal(use, rows[0].shape)
+            local, grads = jax.value_and_grad(_loss)(state["w"], (rows[0] + noise, rows[1]))
             grads, loss = mean((grads, local))
-            return _moved(w, grads, rate), (loss, local)
+            momentum = _moved(grads, state["momentum"], -0.5)
+            w = _moved(state["w"], momentum, rate / (1 - 0.5 ** count.astype(jnp.float32)))
+            return {"w": w, "momentum": momentum, "count": count, "key": key}, (loss, local)
 
         parts = jax.tree.map(lambda leaf: leaf[: len(leaf) // 3 * 3].reshape(3, -1, leaf.shape[-1]), batch)
-        w, (losses, local) = jax.lax.scan(one, state["w"], parts)
-        return {"w": w}, {"loss": losses.mean(), "local": local}
+        state, (losses, local) = jax.lax.scan(one, state, parts)
+        return state, {"loss": losses.mean(), "local": local}
 
     return train_step
+
+
+def _in_rounds() -> Any:
+    zeros = jax.tree.map(jnp.zeros_like, _weights_only()["w"])
+    return {**_weights_only(), "momentum": zeros, "count": jnp.zeros((), jnp.int32), "key": jax.random.key(5)}
 
 
 def _weights_only() -> Any:
@@ -168,5 +178,5 @@ MODELS = {
     "gan": Staged(_gan, _gan_state, 2),
     "clipped": Staged(_clipped, _weights_only, 2),
     "thrice": Staged(_thrice, _weights_only, 3),
-    "rounds": Staged(_rounds, _weights_only, 3),
+    "rounds": Staged(_rounds, _in_rounds, 3),
 }

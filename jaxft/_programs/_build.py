@@ -78,7 +78,8 @@ class Shared:
 
     def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
         """Warn, once for each line, of random numbers that are the same in all shards."""
-        lines = [line for stage in parts.stages for line in shared_draws(stage.compute)]
+        common = parts.common
+        lines = [line for stage in parts.stages for line in shared_draws(stage.compute, common)]
         for line in () if axis.shards == 1 else lines:
             self.warn(warning(line))
 

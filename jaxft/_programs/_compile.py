@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -118,19 +118,25 @@ def compile_computes(
     pins: Sequence[Sharding | None],
     closed_over: ClosedOver,
 ) -> tuple[tuple[Program, ...], list[Spec], list[Spec]]:
-    """Compile `compute` of each stage; return the types of the means and of what is passed on, too."""
+    """Compile `compute` of each stage; return the types of the means and of what is passed on, too.
+
+    Stages that do the same have one program: those of the rounds of a loop, but for the first and the last.
+    """
     # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
     step = [*state, *batch]
     devices = max((_devices(spec.sharding) for spec in step), default=0)
     computes: list[Program] = []
     means: list[Spec] = []
     rest: list[Spec] = []
+    known: dict[Hashable, Program] = {}
     for number, stage in enumerate(cut.stages):
         part, count = stage.compute, len(stage.contributions)
         pinned = pins[len(means) : len(means) + count]
         name = f"compute_{number}" if number else "compute"
         inputs = part.inputs(state, batch=batch, means=means, rest=rest)
-        compute = _compile(name, part, inputs, pinned, closed_over, step)
+        key = _content(part, inputs, closed_over), tuple(pinned)
+        compute = known[key] if key in known else _compile(name, part, inputs, pinned, closed_over, step)
+        known[key] = compute
         # If `compute` does not read the state, its results on one device may move to the state's devices.
         shardings = compute.output_shardings
         made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
@@ -222,7 +228,13 @@ def _output_specs(part: Part, shardings: Sequence[Sharding | None]) -> list[Spec
 
 
 def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec], closed_over: ClosedOver) -> Hashable:
-    types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
     results = tuple(state[i].sharding for i in cut.made)
-    values = closed_over.text(cut.apply.consts)
-    return part_digest(cut.apply), values, cut.made, cut.donated, tuple(cut.forwarded.items()), types, results
+    content = part_digest(cut.apply), _content(cut.apply, inputs, closed_over)
+    return content, cut.made, cut.donated, tuple(cut.forwarded.items()), results
+
+
+def _content(part: Part, inputs: Sequence[Spec], closed_over: ClosedOver) -> Hashable:
+    """What a program computes of inputs of these types, wherever it gets them."""
+    types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
+    anywhere = replace(part, state=(), batch=(), means=(), rest=())
+    return part_digest(anywhere), closed_over.text(part.consts), types

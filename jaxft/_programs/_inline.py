@@ -18,8 +18,8 @@ from jaxft._programs._primitive import pmean_p, shard_index_p
 # Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out; any other changes whether or
 # how often it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
-# Of all scans of a step. Each becomes a separate program, and each repeats what earlier ones made of the means.
-MOST_ROUNDS = 16
+# Of all scans of a step. Each becomes a separate program, and `apply` repeats what all of them made of the means.
+MOST_ROUNDS = 64
 
 
 @dataclass
@@ -245,8 +245,8 @@ def _inside(eqn: Eqn, call: str, line: str) -> str:
 def _too_many(call: str, line: str) -> str:
     return (
         f"{call} is inside a 'scan' ({line}), and the scans of the step have more than {MOST_ROUNDS} rounds with an "
-        "exchange. Each becomes a separate program, and repeats what those before it made of the means. Accumulate "
-        "in the loop, and exchange the result once after it, or make fewer rounds a step."
+        "exchange. Each becomes a separate program, and the means of all of them are kept until the step is applied. "
+        "Accumulate in the loop, and exchange the result once after it, or make fewer rounds a step."
     )
 
 

@@ -133,7 +133,16 @@ class _Divided:
             )
             compute = self._part(number, [*made, *passed], reads[number], number_of)
             contributions = tuple(self._stage.contributions[one] for one in self._groups[number])
-            yield Stage(compute, contributions, direct), passed
+            common = {self.exports[at] for at in self._stage.common}
+            yield (
+                Stage(
+                    compute,
+                    contributions,
+                    direct,
+                    tuple(at for at, one in enumerate(passed) if one in common),
+                ),
+                passed,
+            )
             number_of |= {var: known + at for at, var in enumerate(passed)}
             known += len(passed)
 

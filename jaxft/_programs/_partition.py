@@ -21,11 +21,11 @@ exchanges; a joiner replays apply on all means of a step.
 What compute makes for later programs on the same shard ("rest") is kept, not computed again: a stage of a step that
 synchronises its statistics begins in the middle of the forward pass.
 
-A value that derives from the state alone (a PRNG split, a schedule) is computed in each program that needs it
-and never passed between programs, so `apply` is a function of only the state and the means. A group that joins
-replays it on the logged means without having seen a batch. This is why a new state that derives from the batch is
-refused here, and why `report` is a separate program: whether a group had a shard to compute cannot change the bits
-of its state, because `apply` is the same executable either way.
+A value that derives from the state alone (a PRNG split, a schedule) is computed in each program that needs it. What a
+`compute` makes of the means is passed to later ones (`_common.py`), and never to `apply`, which is a function of only
+the state and the means. A group that joins replays it on the logged means without having seen a batch. This is why
+a new state that derives from the batch is refused here, and why `report` is a separate program: whether a group had a
+shard to compute cannot change the bits of its state, because `apply` is the same executable either way.
 
 Invariants:
 - Every visible effect (a debug print, a host callback) happens in exactly one of the programs.
@@ -42,6 +42,7 @@ from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
+from jaxft._programs._common import common
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._primitive import Path, call_name, pmean_p
@@ -70,6 +71,9 @@ class Stage:
     )
     contributions: tuple[Contribution, ...]
     direct: tuple[int, ...]
+    common: tuple[
+        int, ...
+    ] = ()  # of what later programs read, what is the same for all shards (`_common.py`)
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,16 @@ class Cut:
     def labels(self) -> tuple[tuple[str, ...], ...]:
         """The names of the contributions of each stage."""
         return tuple(tuple(one.label for one in stage.contributions) for stage in self.stages)
+
+    @property
+    def common(self) -> frozenset[int]:
+        """Which of the passed values are the same for all shards."""
+        found: set[int] = set()
+        passed = 0
+        for stage in self.stages:
+            found |= {passed + at for at in stage.common}
+            passed += len(stage.compute.output_avals) - len(stage.contributions) - len(stage.direct)
+        return frozenset(found)
 
     def rest_read_after(self, number: int) -> frozenset[int]:
         """Which of the passed values a program after this stage reads."""
@@ -163,6 +177,7 @@ def cut(
         flat, taints, state=flat.invars[:count], batch=flat.invars[count:], alias=dict(taints.alias)
     )
     contributions = _collect(step)
+    step.common = common(flat, taints)
     new_state = [step.resolve(atom) for atom in flat.outvars[:count]]
     metrics = [step.resolve(atom) for atom in flat.outvars[count:]]
     _check_state(step, new_state, state_labels, batch_labels)
@@ -193,7 +208,12 @@ def cut(
     reporting = report.part()
     return Cut(
         stages=tuple(
-            Stage(gathered.part(), tuple(one for _, one in contributions[stage]), local[stage])
+            Stage(
+                gathered.part(),
+                tuple(one for _, one in contributions[stage]),
+                local[stage],
+                tuple(at for at, var in enumerate(step.rest_of(stage)) if var in step.common),
+            )
             for stage, gathered in enumerate(computes)
         ),
         apply=apply.part(),

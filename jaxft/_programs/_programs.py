@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,17 @@ class Local:
     direct: Sequence[jax.Array]
     rest: Sequence[jax.Array | None]  # None: no later program reads it
     batch: Sequence[Any]  # its leaves, and the number of the shard; empty if no later program reads them
+
+    def sharing(self, others: Iterable["Local"]) -> "Local":
+        """The same, with what all shards have in common from another shard that has come as far: one copy is kept."""
+        like = next(
+            (one for one in others if (one.programs, one.program) == (self.programs, self.program)), None
+        )
+        if like is None or not self.programs.common:
+            return self
+        pairs = enumerate(zip(self.rest, like.rest, strict=True))
+        common = self.programs.common
+        return replace(self, rest=[theirs if at in common else mine for at, (mine, theirs) in pairs])
 
     def only_counts(self) -> "Local":
         """The same without what later programs read, once they have been started."""
@@ -419,6 +430,11 @@ class Programs:
         rest = [one if at in read else None for at, one in enumerate((*before.rest, *outputs[stop:]))]
         batch = before.batch if any(later.compute.batch for later in self.cut.stages[number + 1 :]) else ()
         return outputs[:count], Local(self, number, (*before.direct, *outputs[count:stop]), rest, batch)
+
+    @functools.cached_property
+    def common(self) -> frozenset[int]:
+        """Which of the values in `Local.rest` are the same for all shards."""
+        return self.cut.common
 
     @functools.cached_property
     def _read_after(self) -> tuple[frozenset[int], ...]:

@@ -5,7 +5,7 @@ mean over the shards is as large as the noise of one. Folding the shard's number
 the key makes the draws independent. The taints show it: the drawn bits derive from the state, not from the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxft._programs import _compat
 from jaxft._programs._compat import Eqn
@@ -16,8 +16,11 @@ _DRAWS = frozenset({"random_bits", "threefry2x32", "rng_bit_generator"})
 _FROM_STATE: Taint = 2
 
 
-def shared_draws(compute: Part) -> list[str]:
-    """The source lines that draw the same numbers in all shards, from a key that derives from the state."""
+def shared_draws(compute: Part, common: Collection[int] = ()) -> list[str]:
+    """The source lines that draw the same numbers in all shards, from a key that derives from the state.
+
+    `common`: which of the values that programs pass on are the same in all shards.
+    """
     draws: list[Eqn] = []
 
     def see(eqn: Eqn, ins: Sequence[Taint]) -> None:
@@ -25,15 +28,14 @@ def shared_draws(compute: Part) -> list[str]:
             draws.append(eqn)
 
     rules = Rules(see)
-    kinds = (
-        (STATE, compute.consts),
-        (_FROM_STATE, compute.state),
-        (BATCH, compute.batch),
-        (_FROM_STATE, compute.means),
-        (BATCH, compute.rest),
-        (STATE, compute.zeros),
-    )
-    inputs = [taint for taint, entries in kinds for _ in entries]
+    inputs = [
+        *(STATE for _ in compute.consts),
+        *(_FROM_STATE for _ in compute.state),
+        *(BATCH for _ in compute.batch),
+        *(_FROM_STATE for _ in compute.means),
+        *(_FROM_STATE if index in common else BATCH for index in compute.rest),
+        *(STATE for _ in compute.zeros),
+    ]
     of = dict(zip(compute.jaxpr.invars, inputs, strict=True))
     lines: dict[str, None] = {}
     for eqn in compute.jaxpr.eqns:

@@ -48,9 +48,9 @@ class Kind:
             return self.per_shard and stage_of(taint) == self.stage
         return stage_of(taint) <= self.stage
 
-    def reads(self, taint: Taint) -> bool:
-        """Whether the program may read a value that an earlier one has computed of the same shard."""
-        return self.per_shard and bool(taint & BATCH) and stage_of(taint) < self.stage
+    def reads(self, made_in: int) -> bool:
+        """Whether the program may read what the program of a stage has made for the same shard."""
+        return self.per_shard and made_in < self.stage
 
     def runs_effects(self, taint: Taint) -> bool:
         """Whether the program runs the visible effects of an equation: exactly one does."""
@@ -124,8 +124,12 @@ class Analysed:
     state: list[Var]
     batch: list[Var]
     means: list[Var] = field(default_factory=list)  # the results of the exchanges, in their order
-    # What one program makes for a later one on the same shard, an ordered set. Complete when all are gathered.
-    rest: dict[Var, None] = field(default_factory=dict)
+    # What may be passed from one program to a later one though it does not derive from the batch, and the stage that
+    # makes it. Shards have it in common.
+    common: dict[Var, int] = field(default_factory=dict)
+    # What the program of each stage makes for later ones on the same shard, an ordered set. Complete when all are
+    # gathered.
+    rest: dict[int, dict[Var, None]] = field(default_factory=dict)
     alias: dict[Var, Atom] = field(default_factory=dict)
 
     def resolve(self, atom: Atom) -> Atom:
@@ -135,11 +139,14 @@ class Analysed:
         return atom
 
     def stage(self, atom: Atom) -> int:
+        """The stage whose program makes a value, unless each program that needs it does."""
+        if _compat.is_var(atom) and atom in self.common:
+            return self.common[atom]
         return stage_of(self.taints.taint(atom))
 
     def rest_of(self, stage: int) -> list[Var]:
         """What the program of a stage makes for those of later stages, which must have been gathered."""
-        return [var for var in self.rest if self.stage(var) == stage]
+        return list(self.rest.get(stage, ()))
 
 
 class Gathered:
@@ -206,8 +213,8 @@ class Gathered:
         if not _compat.is_var(atom):
             return atom
         taint = self._step.taints.taint(atom)
-        if self._kind.reads(taint) and wanted & BATCH:
-            self._step.rest[atom] = None
+        if self._is_passed(atom, wanted):
+            self._step.rest.setdefault(self._step.stage(atom), {})[atom] = None
             self._rest.add(atom)
             return atom
         if self._kind.computes(taint):
@@ -216,6 +223,12 @@ class Gathered:
         if atom not in self._zeros:
             self._zeros[atom] = _compat.new_var(atom.aval)
         return self._zeros[atom]
+
+    def _is_passed(self, atom: Var, wanted: Taint) -> bool:
+        """Whether an earlier program makes a value for this one, which needs it for results with this taint."""
+        step = self._step
+        may_be = wanted & BATCH if step.taints.taint(atom) & BATCH else atom in step.common
+        return bool(may_be) and self._kind.reads(step.stage(atom))
 
     def _effect_taint(self, eqn: Eqn) -> Taint:
         taint = STATE

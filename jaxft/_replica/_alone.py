@@ -110,6 +110,7 @@ class Alone:
                     elif programs.begins(stage):
                         contribution, local[shard] = programs.compute_next(state, means, local[shard])
                     made.append(programs.bucket(stage, contribution))
+                local[shard] = local[shard].sharing([local[0]])
                 if shard > 0 and run.stop == programs.stages:
                     del local[shard]
                 for stage, contribution in zip(run if count > 1 else (), made, strict=False):

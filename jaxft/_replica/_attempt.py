@@ -259,7 +259,8 @@ class Attempts:
                 stage.contributions[key] = host_copies(contribution)
             else:
                 stage.contributions[key] = contribution
-            stage.locals[key] = local if number == run.stop - 1 else local.only_counts()
+            others = stage.locals.values()
+            stage.locals[key] = local.sharing(others) if number == run.stop - 1 else local.only_counts()
 
     def _merge(self, call: Call, number: int, shard: int) -> None:
         """Wait for a shard's contribution to a stage, and add it to those of this group's other shards."""

@@ -25,6 +25,7 @@ LAST_GATE = 12
         pytest.param("gan", f"exchange step {KILLED_AT} stage 1", 1, marks=pytest.mark.storm),
         pytest.param("clipped", f"exchange step {KILLED_AT} stage 1", 1, marks=pytest.mark.storm),
         ("thrice", f"exchange step {KILLED_AT} stage 2", 1),
+        ("rounds", f"exchange step {KILLED_AT} stage 2", 1),
         ("contrastive", f"exchange step {KILLED_AT} stage 1", 1),
         pytest.param("contrastive", f"exchange step {KILLED_AT} stage 2", 1, marks=pytest.mark.storm),
         ("", f"exchange step {KILLED_AT} stage 1", 3),

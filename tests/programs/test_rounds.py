@@ -236,6 +236,112 @@ def test_what_is_written_out_has_the_users_line() -> None:
     assert "test_rounds.py" in str(found.value)
 
 
+def adam(rounds: int) -> Any:
+    """Updates of Adam with a count and a key beside the weights, as the loops of PPO; and its state."""
+
+    def train_step(state: Any, batch: jax.Array) -> Any:
+        def one(state: Any, _: None) -> Any:
+            w, mean, spread, count, key = state
+            key, use = jax.random.split(key)
+            rows = batch[0] + jax.random.normal(use, (8, 5))
+            grads = jaxft.pmean(jax.grad(lambda w: jnp.mean((rows @ w - 1.0) ** 2))(w))
+            count = count + 1
+            mean, spread = 0.9 * mean + 0.1 * grads, 0.99 * spread + 0.01 * grads**2
+            power = count.astype(jnp.float32)
+            w = w - 0.01 * (mean / (1 - 0.9**power)) / (jnp.sqrt(spread / (1 - 0.99**power)) + 1e-8)
+            return (w, mean, spread, count, key), None
+
+        return lax.scan(one, state, None, length=rounds)[0], {}
+
+    return train_step, (jnp.zeros(5), jnp.zeros(5), jnp.zeros(5), jnp.zeros((), jnp.int32), jax.random.key(3))
+
+
+def test_programs_do_not_grow_from_round_to_round() -> None:
+    rounds = 8
+    programs = cut_programs(*adam(rounds), batch_for(0, 0))
+    computes = [stage.compute for stage in programs.cut.stages]
+    sizes = [len(part.jaxpr.eqns) for part in computes]
+    assert sizes[2:-1] == [sizes[2]] * (rounds - 3)
+    assert all(len(part.means) == 1 for part in computes[1:])
+    assert computes[2].state == (), "the state as the last round has left it, not that before the step"
+    executables = programs.executables.computes
+    assert len(executables) == rounds
+    assert len(set(map(id, executables))) == 4, "the first, the second, those in between, and the last"
+    assert len(programs.cut.apply.means) == rounds, "replayed on the means alone"
+
+
+@pytest.mark.parametrize("shards", [1, SHARDS])
+def test_rounds_have_the_values_of_as_many_steps(shards: int) -> None:
+    rounds = 5
+
+    def trained(each: int) -> Any:
+        train_step, state = adam(each)
+        step = jaxft.fault_tolerant(train_step, None, shards=shards)
+        for _ in range(3 * rounds // each):
+            state, _ = step(state, lambda number, shard: batch_for(number * each // rounds, shard))
+        return (*state[:-1], jax.random.key_data(state[-1]))
+
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), trained(rounds), trained(1)
+    )
+
+
+def test_shards_keep_one_copy_of_what_they_have_in_common() -> None:
+    train_step, start = adam(4)
+    programs = cut_programs(train_step, start, batch_for(0, 0))
+    state = programs.state_leaves(start)
+    locals_ = {}
+    contributions = {}
+    for shard in range(2):
+        contributions[shard], locals_[shard] = programs.compute(state, batch_for(0, shard), shard)
+    means: list[Any] = []
+    for _ in range(2):
+        means += contributions[0]
+        for shard in range(2):
+            contributions[shard], local = programs.compute_next(state, means, locals_[shard])
+            locals_[shard] = local.sharing([locals_[0]])
+    pairs = [
+        (one, other) for one, other in zip(locals_[0].rest, locals_[1].rest, strict=True) if one is not None
+    ]
+    shared = [one is other for one, other in pairs]
+    assert any(shared)
+    assert not all(shared), "the batch of each is its own"
+    assert sum(one is None for one in locals_[0].rest) > len(pairs), (
+        "what earlier rounds have passed on is dropped"
+    )
+    behind = programs.compute(state, batch_for(0, 2), 2)[1]
+    assert behind.sharing(locals_.values()) is behind
+
+
+def test_what_would_take_more_memory_than_its_mean_is_made_again() -> None:
+    """A mean that is broadcast, a mask: only the small values that they are made of are passed."""
+
+    def wide(state: Any, batch: jax.Array) -> Any:
+        w, key = state
+        for rows in batch:
+            key, use = jax.random.split(key)
+            w = w + jaxft.pmean(jnp.mean(rows * w[None], axis=0))
+            mask = jax.random.bernoulli(use, 0.5, (1000, 5)).astype(jnp.float32)
+            w = w * jnp.mean(jnp.broadcast_to(w, (1000, 5)) * mask, axis=0)
+        return (w, key), {}
+
+    stages = cut_programs(wide, (jnp.ones(5), jax.random.key(0)), batch_for(0, 0)).cut.stages
+    passed = [
+        stage.compute.output_avals[len(stage.contributions) + at] for stage in stages for at in stage.common
+    ]
+    assert {aval.shape for aval in passed} >= {(5,)}
+    assert max(aval.size for aval in passed) <= 5
+
+
+def test_the_warning_of_draws_that_all_shards_share_knows_a_key_of_an_earlier_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = jaxft.fault_tolerant(adam(4)[0], None, shards=SHARDS)
+    step(adam(4)[1], batch_for)
+    (warning,) = [text for text in caplog.messages if "draw the same random numbers" in text]
+    assert "test_rounds.py" in warning
+
+
 def test_no_round_keeps_its_type_on_a_mesh() -> None:
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
