@@ -13,7 +13,7 @@ from jaxft._chaos._network import Network
 from jaxft._chaos._options import StormOptions
 from jaxft._chaos._report import storm_json, storm_text
 from jaxft._chaos._schedule import Strike
-from jaxft._chaos._storm import Storm
+from jaxft._chaos._storm import FIRST_RETURN_S, MOST_PACE_S, Storm
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._display import Display
 from jaxft._launch._events import steps_beside
@@ -34,9 +34,11 @@ def run_storm(
     *,
     nproc: int = 1,
     lasts_s: float | None = None,
+    return_s: float = FIRST_RETURN_S,
+    most_pace_s: float = MOST_PACE_S,
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
 ) -> RunRecord:
-    """Train under the storm, through the fault-injecting network if a fault needs it."""
+    """Train under the storm, through the fault-injecting network if a fault needs it. For the rest see `Storm`."""
     network: Network | None = None
     job: Job
 
@@ -57,7 +59,14 @@ def run_storm(
             doors=network,
             nproc=nproc,
         )
-        storm = Storm(display, strikes, Reach(network=network, coordinator=coordinator), lasts_s=lasts_s)
+        storm = Storm(
+            display,
+            strikes,
+            Reach(network=network, coordinator=coordinator),
+            lasts_s=lasts_s,
+            return_s=return_s,
+            most_pace_s=most_pace_s,
+        )
         record = run_job(job, display, storm, title="storm", silence_timeout_s=silence_timeout_s)
         return replace(record, planned_faults=storm.planned_faults)
 

@@ -44,8 +44,19 @@ class Storm:
         reach: Reach | None = None,
         *,
         lasts_s: float | None = None,
+        return_s: float = FIRST_RETURN_S,
+        most_pace_s: float = MOST_PACE_S,
     ) -> None:
-        """Follow a plan. Faults other than kills, stops and hangs need `reach`."""
+        """Follow a plan. Faults other than kills, stops and hangs need `reach`.
+
+        Args:
+            display: where to tell what happens.
+            strikes: the plan.
+            reach: what faults of the network and of the coordinator go through.
+            lasts_s: how long the storm should last, if steps are made longer for it.
+            return_s: how long the first return is expected to take.
+            most_pace_s: by how much a step may be made longer.
+        """
         victims = [victim for strike in strikes for victim in strike.victims]
         self.planned_kills = sum(victim.kind is FaultKind.KILL for victim in victims)
         self.planned_faults = len(victims) - self.planned_kills
@@ -56,7 +67,8 @@ class Storm:
         self._waiting = deque(enumerate(strikes))
         self._under_way: list[Death | Harm] = []
         self._boot_s = FIRST_BOOT_S
-        self._return_s = FIRST_RETURN_S
+        self._return_s = return_s
+        self._most_pace_s = most_pace_s
         self._away_since_s: dict[str, float] = {}
         self._due_step = 0
         self._pace_s = 0.0
@@ -131,14 +143,14 @@ class Storm:
         left = len(self._under_way) + sum(len(strike.victims) for _, strike in self._waiting)
         next_step = self._due_step if self._under_way or not self._waiting else self._waiting[0][1].step
         late = job.committed_step > next_step + LATE_STEPS if left else bool(self._away_since_s)
-        return _in_units((left + 1) * self._return_s / _steps_left(job)) if late else 0.0
+        return self._in_units((left + 1) * self._return_s / _steps_left(job)) if late else 0.0
 
     def _pace_for_the_time(self, job: Job) -> float:
         """Return how much longer each step must take for the storm to last as long as it should."""
         if self._lasts_s is None:
             return 0.0
         if job.committed_step == 0:  # quick steps would end before they could be made longer
-            return _in_units(self._lasts_s / _steps_left(job))
+            return self._in_units(self._lasts_s / _steps_left(job))
         now_s = time.time()
         if self._began_s is None:
             self._began_s = now_s
@@ -146,7 +158,10 @@ class Storm:
         newest = [job.current(group).steps[-1] for group in job.groups if job.current(group).live]
         # What a step takes without the pace, which is part of the measurement.
         own_s = max(0.0, min((event.seconds for event in newest), default=0.0) - self._pace_s)
-        return _in_units(max(0.0, left_s / _steps_left(job) - own_s))
+        return self._in_units(max(0.0, left_s / _steps_left(job) - own_s))
+
+    def _in_units(self, pace_s: float) -> float:
+        return min(math.ceil(pace_s / PACE_UNIT_S) * PACE_UNIT_S, self._most_pace_s)
 
     def _learn_boot(self, incarnation: Incarnation) -> None:
         word = read_word(words_beside(incarnation.events.path))
@@ -157,10 +172,6 @@ class Storm:
 def _steps_left(job: Job) -> int:
     assert job.program.steps is not None
     return max(1, job.program.steps - job.committed_step)
-
-
-def _in_units(pace_s: float) -> float:
-    return min(math.ceil(pace_s / PACE_UNIT_S) * PACE_UNIT_S, MOST_PACE_S)
 
 
 def _may_fall(strike: Strike, job: Job) -> bool:

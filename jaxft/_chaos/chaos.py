@@ -5,6 +5,7 @@ groups under the storm; and, if the results differ, undisturbed again, to tell a
 from a storm that changed the result. An agent in the library (`_agent`) reports steps and carries out orders.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +24,12 @@ from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, first_difference, judge
 
-# The time for a fault and the return of its victim, on a machine that is also training.
+# The time for a fault and the return of its victim, at least.
 FAULT_S = 10.0
+# A victim starts and compiles beside groups that train, so it may take this many times as long as undisturbed.
+BOOTS = 2.0
+# So much of the time in which a failure must be noticed may be added to each step.
+PACE_SHARE = 1 / 12
 # This share of the steps remains after the last strike, for the last victims to return.
 TAIL_SHARE = 1 / 3
 # Long enough for any plan: used to reject impossible plans before anything is started.
@@ -45,7 +50,8 @@ class ChaosOptions(StormOptions):
     """
 
     minutes: float | None = None
-    """How long the storm lasts, by making the steps longer. None: 10 s for each fault."""
+    """How long the storm lasts, by making the steps longer. None: 10 s for each fault, or twice the time that the
+    program takes to its first step."""
     silence_timeout_s: float = SILENCE_TIMEOUT_S
     """Give up if no group commits a step for this long, which includes starting and compiling."""
 
@@ -87,10 +93,10 @@ class _Runs:
     def compare(self) -> tuple[RunRecord, Verdict]:
         """Run the program undisturbed and under the storm; return the record of the storm, and the verdict."""
         self.display.say(f"logs in {self.processes.folder}")
-        undisturbed = self._undisturbed("undisturbed")
+        undisturbed, boot_s = self._undisturbed("undisturbed")
         if undisturbed.problems:
             raise LaunchError(f"The program fails without a storm: {'; '.join(undisturbed.problems)}.")
-        record = self._storm(undisturbed.planned_steps)
+        record = self._storm(undisturbed.planned_steps, return_s=max(FAULT_S, BOOTS * boot_s))
         verdict = judge(record, undisturbed)
         # Without a step, it may have found the checkpoint of an earlier run, as it would once more.
         if record.committed_steps and not verdict.differs:
@@ -98,8 +104,8 @@ class _Runs:
         found = self._is_deterministic(undisturbed)
         return record, replace(verdict, problems=(*verdict.problems, found))
 
-    def _undisturbed(self, name: str) -> RunRecord:
-        """Run the program to its end, in one group.
+    def _undisturbed(self, name: str) -> tuple[RunRecord, float]:
+        """Run the program to its end, in one group; return the record, and how many seconds the first step took.
 
         Raises:
             LaunchError: it did not train with jaxft, or continued an earlier run.
@@ -131,14 +137,22 @@ class _Runs:
                 "a separate folder for each run."
             )
         _check_fresh(record)
-        return record
+        first = job.current("group-0")
+        return record, first.steps[0].t_s - first.launched_s if first.steps else 0.0
 
-    def _storm(self, steps: int) -> RunRecord:
+    def _storm(self, steps: int, *, return_s: float) -> RunRecord:
         options = self.options
         strikes = options.plan(last_step=steps - round(TAIL_SHARE * steps))
         flags = options.coordinator_flags(self.processes.folder / "coordinator")
         coordinator = Coordinator(self.processes, (*self.coordinator, *flags))
-        lasts_s = 60 * options.minutes if options.minutes is not None else FAULT_S * options.kills
+        lasts_s = 60 * options.minutes if options.minutes is not None else return_s * options.kills
+        most_pace_s = PACE_SHARE * options.failure_timeout_s
+        if steps * most_pace_s < lasts_s:
+            self.display.say(
+                f"{steps} steps are few for {lasts_s:.0f} s of faults, since each is made {most_pace_s:g} s longer "
+                "at most: a victim may return too late. Give the program "
+                f"{math.ceil(lasts_s / most_pace_s)} steps or more, or pass fewer --kills"
+            )
         self.display.say(
             f"the same {steps} steps in {options.groups} groups, {options.kills} {options.what}, "
             f"--seed {options.seed}; steps are slowed down so that this lasts {lasts_s:.0f} s"
@@ -152,6 +166,8 @@ class _Runs:
             self.display,
             nproc=options.nproc,
             lasts_s=lasts_s,
+            return_s=return_s,
+            most_pace_s=most_pace_s,
             silence_timeout_s=options.silence_timeout_s,
         )
         self.processes.end([coordinator.child])
@@ -160,7 +176,7 @@ class _Runs:
 
     def _is_deterministic(self, first: RunRecord) -> str:
         """Run the program undisturbed again; return what that says about the storm."""
-        second = self._undisturbed("undisturbed-again")
+        second, _ = self._undisturbed("undisturbed-again")
         if second.problems:
             return f"the program failed when it ran undisturbed again: {'; '.join(second.problems)}"
         step = first_difference(first, second)

@@ -349,7 +349,9 @@ class Job:
         """All faults that have ended so far, in the order of their ends."""
         return self._faults
 
-    def record(self, *, planned_kills: int = 0, problems: Sequence[str] = ()) -> RunRecord:
+    def record(
+        self, *, planned_kills: int = 0, problems: Sequence[str] = (), too_short: str = ""
+    ) -> RunRecord:
         """Return the record of the run so far."""
         return RunRecord(
             groups=self.groups,
@@ -360,6 +362,7 @@ class Job:
             faults=tuple(self._faults),
             histories=tuple(incarnation.history() for incarnation in self._all()),
             problems=tuple(problems),
+            too_short=too_short,
         )
 
     def _all(self) -> Iterator[Incarnation]:

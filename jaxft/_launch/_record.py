@@ -73,7 +73,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A whole run of groups with `nproc` processes each. `problems` are failures that we did not inject."""
+    """A whole run of groups with `nproc` processes each.
+
+    Attributes:
+        problems: failures that we did not inject.
+        too_short: what was late for the end of the job, if something was.
+    """
 
     groups: tuple[str, ...]
     nproc: int = 1
@@ -84,6 +89,7 @@ class RunRecord:
     faults: tuple[Fault, ...] = ()
     histories: tuple[History, ...] = ()
     problems: tuple[str, ...] = ()
+    too_short: str = ""
 
     @property
     def committed_steps(self) -> frozenset[int]:

@@ -40,6 +40,7 @@ def run_job(
     """
     began_s = time.time()
     problems: list[str] = []
+    too_short = ""
     for group in job.groups:
         display.say(f"launched {group} (pid {job.start(group).pids})")
     for group, problem in job.cold.items():
@@ -49,8 +50,13 @@ def run_job(
         display.show(view_of(job, title=title, planned_kills=watcher.planned_kills))
         watcher.tell(job)
         if failed := job.failed():
-            problems.append(failure_text(failed, over=job.committed_step == job.program.steps))
             display.say(failed.failing.log_tail())
+            if failed.status == 0 and job.committed_step == job.program.steps:
+                too_short = (
+                    f"{failed.failing.name} returned only after the job was over; give the job more steps"
+                )
+                break
+            problems.append(failure_text(failed))
         elif foreign := job.foreign():
             problems.append(
                 f"{foreign.name} (pid {foreign.pid}) runs as another user, so no fault can strike it: start this "
@@ -67,7 +73,7 @@ def run_job(
         time.sleep(POLL_S)
     job.end()
     watcher.tell(job)
-    return job.record(planned_kills=watcher.planned_kills, problems=problems)
+    return job.record(planned_kills=watcher.planned_kills, problems=problems, too_short=too_short)
 
 
 def view_of(job: Job, *, title: str, planned_kills: int) -> View:
@@ -111,11 +117,9 @@ def row_of(incarnation: Incarnation) -> GroupRow:
     )
 
 
-def failure_text(failed: Incarnation, *, over: bool) -> str:
-    """Return how a process ended that should not have. `over`: the job had committed its last step."""
+def failure_text(failed: Incarnation) -> str:
+    """Return how a process ended that should not have."""
     child, status = failed.failing, failed.status
-    if status == 0 and over:
-        return f"{child.name} returned only after the job was over; give the job more steps"
     if status == 0:
         return f"{child.name} ended before the job was finished"
     return f"{child.name} (pid {child.pid}) failed with exit status {status}"

@@ -51,6 +51,7 @@ class Verdict:
         s_per_step: of the run with kills, from its first commit to its last.
         undisturbed_s_per_step: of the run without kills.
         problems: other reasons why this is not a success.
+        too_short: what of the plan the job's steps had no room for.
     """
 
     nproc: int
@@ -69,6 +70,7 @@ class Verdict:
     s_per_step: float | None
     undisturbed_s_per_step: float | None
     problems: tuple[str, ...]
+    too_short: tuple[str, ...]
 
     @property
     def steps_lost(self) -> int:
@@ -94,7 +96,13 @@ class Verdict:
     @property
     def ok(self) -> bool:
         """Whether nothing was lost, all states are equal, and everything went as planned."""
-        return not self.lost and self.matches_undisturbed and not self.problems
+        return self.matches_undisturbed and not (self.lost or self.problems or self.too_short)
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether this is no success only because the job had too few steps for the plan."""
+        compared = bool(self.too_short and self.undisturbed_digests)
+        return compared and not (self.lost or self.problems or self.differs)
 
 
 def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
@@ -126,6 +134,7 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         s_per_step=_s_per_step(disturbed),
         undisturbed_s_per_step=None if undisturbed is None else _s_per_step(undisturbed),
         problems=_problems(disturbed, undisturbed, kills, faults),
+        too_short=_too_short(disturbed),
     )
 
 
@@ -135,14 +144,9 @@ def _problems(
     kills: tuple[KillOutcome, ...],
     faults: tuple[FaultOutcome, ...],
 ) -> tuple[str, ...]:
-    if disturbed.problems:
+    if disturbed.problems or disturbed.too_short:
         return disturbed.problems  # it was cut short, which explains whatever else is missing
     problems: list[str] = []
-    placed, planned = len(kills), disturbed.planned_kills
-    if placed < planned:
-        problems.append(
-            f"only {placed} of {planned} kills could be placed before the job was over; give it more steps"
-        )
     for outcome in kills:
         kill = outcome.kill
         if outcome.stall_s is None:
@@ -151,7 +155,7 @@ def _problems(
             )
         if outcome.back_s is None:
             problems.append(f"{kill.group}, killed at step {kill.step}, did not contribute again")
-    problems += _fault_problems(disturbed, faults)
+    problems += _fault_problems(faults)
     if len(disturbed.committed_steps) != disturbed.planned_steps:
         committed = len(disturbed.committed_steps)
         problems.append(f"{committed} steps were committed instead of {disturbed.planned_steps}")
@@ -166,12 +170,23 @@ def _problems(
     return tuple(problems)
 
 
-def _fault_problems(disturbed: RunRecord, faults: tuple[FaultOutcome, ...]) -> Iterator[str]:
-    if len(faults) < disturbed.planned_faults:
-        yield (
-            f"only {len(faults)} of {disturbed.planned_faults} faults could be placed before the job was over; "
-            "give it more steps"
-        )
+def _too_short(disturbed: RunRecord) -> tuple[str, ...]:
+    if disturbed.problems:
+        return ()
+    if disturbed.too_short:
+        return (disturbed.too_short,)
+    counts = (
+        (len(disturbed.kills), disturbed.planned_kills, "kills"),
+        (len(disturbed.faults), disturbed.planned_faults, "faults"),
+    )
+    return tuple(
+        f"only {placed} of {planned} {what} could be placed before the job was over; give it more steps"
+        for placed, planned, what in counts
+        if placed < planned
+    )
+
+
+def _fault_problems(faults: tuple[FaultOutcome, ...]) -> Iterator[str]:
     for outcome in faults:
         fault = outcome.fault
         where = f"{fault.kind} of {fault.group} at step {fault.step}"

@@ -37,7 +37,7 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
         "first_difference": verdict.first_difference,
         "s_per_step": rounded(verdict.s_per_step, 4),
         "undisturbed_s_per_step": rounded(verdict.undisturbed_s_per_step, 4),
-        "problems": list(verdict.problems),
+        "problems": [*verdict.problems, *verdict.too_short],
         "versions": versions(),
     }
 
@@ -72,6 +72,7 @@ def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:
     lines = [_conclusion(verdict)]
     lines += (f"  {label:<{LABEL_WIDTH}} {text}" for label, text in fields.items())
     lines += (f"  {'problem':<{LABEL_WIDTH}} {problem}" for problem in verdict.problems)
+    lines += (f"  {'too short':<{LABEL_WIDTH}} {problem}" for problem in verdict.too_short)
     return "\n".join(lines)
 
 
@@ -89,6 +90,11 @@ def versions() -> dict[str, str | None]:
 def _conclusion(verdict: Verdict) -> str:
     if verdict.ok:
         return "VERDICT: nothing was lost, and the result is the undisturbed run's, bit for bit."
+    if verdict.incomplete:
+        return (
+            "VERDICT: INCOMPLETE. Nothing was lost, and no bit differs from the undisturbed run's, but the job was "
+            "over too soon for the whole plan."
+        )
     reasons = ["VERDICT: FAILED."]
     if verdict.lost:
         reasons.append("Work was lost.")
@@ -98,7 +104,7 @@ def _conclusion(verdict: Verdict) -> str:
         reasons.append("The groups did not all end with the same state.")
     elif verdict.undisturbed_digests and not verdict.matches_undisturbed:
         reasons.append("The result is not the undisturbed run's.")
-    if verdict.problems:
+    if verdict.problems or verdict.too_short:
         reasons.append("Not everything went as planned.")
     return " ".join(reasons)
 

@@ -1,6 +1,7 @@
 """`jaxft chaos` over a user's program, with real processes: kills, restarts, and the same bits."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from jaxft._chaos.chaos import ChaosOptions, run_chaos
 from jaxft._launch._checks import LaunchError
 from tests.shared import compiled_environment
 
+SLOW_S = 20
 PROGRAM = (sys.executable, str(Path(__file__).with_name("user_program.py")))
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -63,6 +65,33 @@ def test_ranks_that_are_killed_and_stopped_change_no_bit(
     assert (result["steps_committed"], result["steps_lost"]) == (100, 0)
     assert result["matches_undisturbed"]
     assert sum(result["hit_ranks"].values()) == 2
+
+
+@pytest.mark.long
+def test_a_program_that_takes_long_to_its_first_step_has_the_time_to_return(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verdict.json"
+    status = chaos("40", "slow", str(SLOW_S), phases="vote", json=file)
+    text = capsys.readouterr().out
+    assert status == 0, text
+    result = json.loads(file.read_text())
+    assert min(result["back_s"]) > SLOW_S
+    lasts_s = re.search(r"slowed down so that this lasts (\d+) s", text)
+    assert lasts_s is not None
+    assert int(lasts_s[1]) >= 2 * SLOW_S
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("_compiled_once")
+def test_too_few_steps_are_told_ahead(capsys: pytest.CaptureFixture[str]) -> None:
+    status = chaos("12", kills=3, failure_timeout_s=12.0)
+    text = capsys.readouterr().out
+    assert re.search(r"12 steps are few for \d+ s of faults, since each is made 1 s longer at most", text), (
+        text
+    )
+    assert re.search(r"Give the program \d+ steps or more, or pass fewer --kills", text)
+    assert status == 0 or "VERDICT: INCOMPLETE." in text
 
 
 @pytest.mark.long

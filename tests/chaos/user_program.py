@@ -2,12 +2,14 @@
 
 The first argument is the number of steps; the second a variant: "random" draws its first state without a seed,
 "checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins another
-job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once. In a group of several
-processes, its arrays are replicated.
+job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once, "slow SECONDS" takes that
+long before its first step, as a large program does to compile. In a group of several processes, its arrays are
+replicated.
 """
 
 import os
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +41,8 @@ def main(steps: int, oddity: str = "", *words: str) -> None:
         return
     if oddity == "crash":
         sys.exit("this program fails on purpose")
+    if oddity == "slow":
+        time.sleep(float(words[0]))
     nproc, batches = int(os.environ.get("JAXFT_NPROC", "1")), batch_for
     if nproc > 1:
         jax.config.update("jax_num_cpu_devices", 1)

@@ -100,14 +100,6 @@ def test_the_first_step_at_which_the_runs_differ_is_named() -> None:
     assert "differ from step 4 on" in verdict_text(verdict, seed=1)
 
 
-def test_a_kill_that_could_not_be_placed_is_a_failure() -> None:
-    verdict = judge(replace(disturbed(), planned_kills=3), undisturbed())
-    assert not verdict.ok
-    assert verdict.problems == (
-        "only 1 of 3 kills could be placed before the job was over; give it more steps",
-    )
-
-
 def test_a_victim_that_never_contributed_again_is_a_failure() -> None:
     record = disturbed()
     idle = replace(record.histories[2], steps=record.histories[2].steps[:1])
@@ -151,6 +143,48 @@ def test_of_a_run_that_was_cut_short_only_the_cause_is_told() -> None:
     assert "FAILED. Not every group finished. Not everything went as planned." in verdict_text(
         verdict, seed=1
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (
+            replace(
+                disturbed(), too_short="group-1 returned only after the job was over; give the job more steps"
+            ),
+            "group-1 returned only after",
+        ),
+        (replace(disturbed(), planned_kills=3), "only 1 of 3 kills could be placed"),
+    ],
+)
+def test_a_job_that_is_over_before_its_faults_is_no_failure_and_no_success(
+    record: RunRecord, told: str
+) -> None:
+    late = replace(record.histories[2], finished=None)
+    for each in (record, with_history(record, late)):
+        verdict = judge(each, undisturbed())
+        assert verdict.incomplete
+        assert not verdict.ok
+        text = verdict_text(verdict, seed=1)
+        assert text.startswith("VERDICT: INCOMPLETE. Nothing was lost, and no bit differs")
+        (line,) = [line for line in text.splitlines() if line.startswith("  too short")]
+        assert told in line
+        assert told in verdict_json(verdict, seed=1)["problems"][0]
+
+
+def test_what_is_worse_than_too_few_steps_is_a_failure() -> None:
+    record = replace(disturbed(), planned_kills=3)
+    other = replace(record.histories[0], finished=replace(finished(10), digest="other"))
+    lost = with_history(record, with_step(record.histories[0], 8, shards=(0, 0, 1, 2)))
+    for verdict in (
+        judge(with_history(record, other), undisturbed()),
+        judge(replace(record, problems=("a hang",)), undisturbed()),
+        judge(replace(record, too_short="group-1 was late"), None),
+        judge(lost, undisturbed()),
+    ):
+        assert not verdict.ok
+        assert not verdict.incomplete, verdict
+        assert "VERDICT: FAILED." in verdict_text(verdict, seed=1)
 
 
 def test_an_undisturbed_run_that_lost_something_is_no_measure() -> None:
