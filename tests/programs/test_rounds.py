@@ -66,6 +66,16 @@ def test_it_has_the_bits_of_the_loop_in_python() -> None:
     assert programs.stages == ROUNDS
 
 
+def test_a_fori_loop_of_fixed_length_is_a_scan() -> None:
+    def looped(w: jax.Array, batch: jax.Array) -> Any:
+        def one(number: Any, w: jax.Array) -> jax.Array:
+            return update(w, lax.dynamic_index_in_dim(batch, number, keepdims=False))[0]
+
+        return lax.fori_loop(0, ROUNDS, one, w), {}
+
+    same(after(looped, jnp.zeros(5))[0], after(written, jnp.zeros(5))[0])
+
+
 def test_in_reverse() -> None:
     def in_reverse(w: jax.Array, batch: jax.Array) -> Any:
         w, losses = lax.scan(update, w, batch, reverse=True)
