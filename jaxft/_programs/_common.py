@@ -37,13 +37,18 @@ def common(flat: Flat, taints: Taints) -> dict[Var, int]:
         if eqn.primitive is pmean_p:
             now = max([now, *(stage_of(taints.taint(var)) for var in eqn.outvars if var in taints.exchanged)])
             continue
-        made_of_bytes = sum(map(_size_bytes, filter(_compat.is_var, eqn.invars)))
-        for var in eqn.outvars:
+        made_of_bytes = sum(map(_size_bytes, filter(_has_size, filter(_compat.is_var, eqn.invars))))
+        for var in filter(_has_size, eqn.outvars):
             taint, size_bytes = taints.taint(var), _size_bytes(var)
             stage = stage_of(taint) or (now if size_bytes <= _SMALL_BYTES else 0)
             if stage and not taint & BATCH and size_bytes <= made_of_bytes:
                 found[var] = stage
     return found
+
+
+def _has_size(atom: Atom) -> bool:
+    """Whether it is an array: not a token, for instance."""
+    return hasattr(atom.aval, "size") and hasattr(atom.aval, "dtype")
 
 
 def _size_bytes(atom: Atom) -> int:

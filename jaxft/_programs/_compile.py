@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jaxft._programs._fingerprint import part_digest
 from jaxft._programs._leaves import all_alive
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part
+from jaxft._programs._twins import Twins
 
 Spec = jax.ShapeDtypeStruct
 # The number of a shard: the last of the inputs that count as the batch.
@@ -128,13 +129,14 @@ def compile_computes(
     computes: list[Program] = []
     means: list[Spec] = []
     rest: list[Spec] = []
+    twins = Twins()
     known: dict[Hashable, Program] = {}
     for number, stage in enumerate(cut.stages):
         part, count = stage.compute, len(stage.contributions)
         pinned = pins[len(means) : len(means) + count]
         name = f"compute_{number}" if number else "compute"
         inputs = part.inputs(state, batch=batch, means=means, rest=rest)
-        key = _content(part, inputs, closed_over), tuple(pinned)
+        key = twins.number(part), _types(inputs), tuple(pinned)
         compute = known[key] if key in known else _compile(name, part, inputs, pinned, closed_over, step)
         known[key] = compute
         # If `compute` does not read the state, its results on one device may move to the state's devices.
@@ -229,12 +231,10 @@ def _output_specs(part: Part, shardings: Sequence[Sharding | None]) -> list[Spec
 
 def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec], closed_over: ClosedOver) -> Hashable:
     results = tuple(state[i].sharding for i in cut.made)
-    content = part_digest(cut.apply), _content(cut.apply, inputs, closed_over)
-    return content, cut.made, cut.donated, tuple(cut.forwarded.items()), results
+    values = closed_over.text(cut.apply.consts)
+    digest = part_digest(cut.apply)
+    return digest, values, cut.made, cut.donated, tuple(cut.forwarded.items()), _types(inputs), results
 
 
-def _content(part: Part, inputs: Sequence[Spec], closed_over: ClosedOver) -> Hashable:
-    """What a program computes of inputs of these types, wherever it gets them."""
-    types = tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
-    anywhere = replace(part, state=(), batch=(), means=(), rest=())
-    return part_digest(anywhere), closed_over.text(part.consts), types
+def _types(inputs: Sequence[Spec]) -> Hashable:
+    return tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)

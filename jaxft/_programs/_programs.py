@@ -52,12 +52,12 @@ class Local:
     direct: Sequence[jax.Array]
     rest: Sequence[jax.Array | None]  # None: no later program reads it
     batch: Sequence[Any]  # its leaves, and the number of the shard; empty if no later program reads them
+    spent: bool = False  # whether what later programs read is dropped
 
     def sharing(self, others: Iterable["Local"]) -> "Local":
         """The same, with what all shards have in common from another shard that has come as far: one copy is kept."""
-        like = next(
-            (one for one in others if (one.programs, one.program) == (self.programs, self.program)), None
-        )
+        own = (self.programs, self.program, False)
+        like = next((one for one in others if (one.programs, one.program, one.spent) == own), None)
         if like is None or not self.programs.common:
             return self
         pairs = enumerate(zip(self.rest, like.rest, strict=True))
@@ -66,7 +66,7 @@ class Local:
 
     def only_counts(self) -> "Local":
         """The same without what later programs read, once they have been started."""
-        return replace(self, rest=(), batch=())
+        return replace(self, rest=(), batch=(), spent=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -239,15 +239,12 @@ class Attempts:
         leaves, work, programs = self._held.current, self._work, call.programs
         means: list[jax.Array] = []
         if run.start == 0:
-            # What is made of the state may run a collective, in which this rank waits for others.
-            self._ranks.awaits_others(isinstance(call.batch_for, StateBatches))
-            with told(self._session.got_on):
-                batch = call.batch_for(work.step, shard)
-            self._ranks.awaits_others(True)
-            made, local = programs.compute(leaves, batch, shard)
+            made, local = self._compute_first(call, shard)
         else:
             means = programs.joined(work.given(run.start), run.start)
-            made, local = programs.compute_next(leaves, means, work.stages[run.start - 1].locals[key])
+            before = work.stages[run.start - 1].locals
+            made, local = programs.compute_next(leaves, means, self._unspent(call, before[key], means, shard))
+            before[key] = before[key].only_counts()  # the new one has what is still needed
         for number in run:
             if number > run.start and programs.begins(number):
                 made, local = programs.compute_next(leaves, means, local)
@@ -261,6 +258,23 @@ class Attempts:
                 stage.contributions[key] = contribution
             others = stage.locals.values()
             stage.locals[key] = local.sharing(others) if number == run.stop - 1 else local.only_counts()
+
+    def _compute_first(self, call: Call, shard: int) -> tuple[list[jax.Array], Local]:
+        # What is made of the state may run a collective, in which this rank waits for others.
+        self._ranks.awaits_others(isinstance(call.batch_for, StateBatches))
+        with told(self._session.got_on):
+            batch = call.batch_for(self._work.step, shard)
+        self._ranks.awaits_others(True)
+        return call.programs.compute(self._held.current, batch, shard)
+
+    def _unspent(self, call: Call, local: Local, means: Sequence[Any], shard: int) -> Local:
+        """What a stage goes on from. It is made again if the stage is: with other means than the last time."""
+        if not local.spent:
+            return local
+        _, again = self._compute_first(call, shard)
+        while again.program < local.program:
+            _, again = call.programs.compute_next(self._held.current, means, again)
+        return again
 
     def _merge(self, call: Call, number: int, shard: int) -> None:
         """Wait for a shard's contribution to a stage, and add it to those of this group's other shards."""

@@ -280,6 +280,74 @@ def test_programs_do_not_grow_from_round_to_round() -> None:
     assert len(programs.cut.apply.means) == rounds, "replayed on the means alone"
 
 
+def assert_rounds(one: Any, rounds: int) -> None:
+    """One shard: the mean is the identity, so the step has the values of the same loop under `jax.jit`."""
+
+    def looped(mean: Any) -> Any:
+        def train_step(w: jax.Array, batch: jax.Array) -> Any:
+            for number in range(rounds):
+                w = w - 0.1 * mean(one(number, w, batch[0]))
+            return w, {}
+
+        return train_step
+
+    step = jaxft.fault_tolerant(looped(jaxft.pmean), None, shards=1)
+    found, _ = step(jnp.ones(5), batch_for)
+    wanted, _ = jax.jit(looped(lambda tree: tree))(jnp.ones(5), batch_for(0, 0))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_rounds_that_call_other_host_functions_are_other_programs() -> None:
+    """A fingerprint describes them by their names, which are the same."""
+
+    def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
+        told = jax.pure_callback(
+            lambda x: np.asarray((number + 1) * x), jax.ShapeDtypeStruct((), jnp.float32), rows.mean()
+        )
+        return w * told
+
+    assert_rounds(one, 6)
+
+
+def test_rounds_that_close_over_other_arrays_are_other_programs() -> None:
+    first, second = (
+        np.full((512, 1024), value, np.float32) for value in (0.5, 2.0)
+    )  # 2 MB: inputs of the programs
+    used = [(first, second, second if number == 3 else first) for number in range(6)]
+
+    def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
+        x, y, z = used[number]
+        return w * rows.mean() * (jnp.mean(x) + 2 * jnp.mean(y) + 3 * jnp.mean(z))
+
+    assert_rounds(one, 6)
+
+
+def test_rounds_under_other_settings_are_other_programs() -> None:
+    def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
+        with jax.threefry_partitionable(number == 3):
+            noise = jax.random.normal(jax.random.key(1), (5,))
+        return w * noise + rows.mean()
+
+    assert_rounds(one, 6)
+
+
+def test_rounds_that_differ_in_a_number_are_other_programs() -> None:
+    assert_rounds(lambda number, w, rows: w * rows.mean() * (number + 1), 6)
+
+
+def test_a_token_is_passed_by_no_program() -> None:
+    def ordered(w: jax.Array, batch: jax.Array) -> Any:
+        token = lax.create_token()
+        for rows in batch:
+            grads = jaxft.pmean(jnp.mean(rows * w[None], axis=0))
+            token = lax.after_all(token)
+            w = w - 0.1 * grads
+        return w, {}
+
+    state, _ = after(ordered, jnp.ones(5), steps=1)
+    assert np.all(np.isfinite(state))
+
+
 @pytest.mark.parametrize("shards", [1, SHARDS])
 def test_rounds_have_the_values_of_as_many_steps(shards: int) -> None:
     rounds = 5
