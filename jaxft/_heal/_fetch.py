@@ -3,8 +3,7 @@
 Each donor has a connection and a thread. A donor that fails in any way (EOF, silence, a wrong digest, other leaves,
 "gone") is dropped for the rest of the heal with a line in the log, and the others go on. One from which a damaged
 chunk arrives is first dialled once more. The heal fails when no donor is left, or none that keeps some part of the
-state. An unresponsive donor delays nothing while the others have all that is wanted, and one that does not have it
-yet is left alone for a while (`_REST_S`), unless no other is left.
+state. An unresponsive donor delays nothing while the others have all that is wanted.
 """
 
 import functools
@@ -48,8 +47,6 @@ _MORE_MANIFEST_BYTES = 1 << 20
 _MAX_QUOTE = 500
 # 28 bytes on an idle connection: they take longer than this only if the donor is stopped.
 _NOTICE_TIMEOUT_S = 1.0
-# How long a donor that was behind the others is not asked for means. To stop waiting for it closes its connection.
-_REST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,6 @@ class _Donor:
         self.answers = False  # it has said what it keeps
         self.redialled = ""  # why, since the last fetch that succeeded
         self.failed = ""
-        self.rests_until_s = 0.0
         self._told = False  # that it takes long
 
     @property
@@ -210,16 +206,21 @@ class Fetcher:
         types: list[LeafType] | None = None,
     ) -> None:
         usable = [donor for donor in self._donors if not donor.failed]
-        now_s = time.monotonic()
-        awake = [donor for donor in usable if types is not None or donor.rests_until_s <= now_s] or usable
-        fetch = functools.partial(self._fetch_from, request, layout, arena, cancel, types)
-        stripes = fetch(awake)
-        if (
-            not stripes.complete
-            and not cancel.is_set
-            and (resting := [one for one in usable if one not in awake])
-        ):
-            stripes = fetch(resting)
+        stripes = Stripes(
+            request, layout, arena, timeout_s=self._timeout_s, donors=len(usable), moved=self._moved
+        )
+        team = Team()
+        try:
+            for donor in usable:
+                serve = functools.partial(self._serve, donor, request, stripes, types)
+                team.start(f"jaxft-heal-{donor.name}", serve)
+            if usable:
+                stripes.wait(cancel)
+            team.wait()
+        except BaseException as error:  # such as Ctrl-C, or no room for another thread
+            stripes.end(f"this group ends it: {error!r}")
+            team.end()  # or they would use connections that the caller closes
+            raise
         if cancel.is_set:
             raise HealFailed(f"the heal was superseded: {cancel.reason}")
         if not stripes.complete:
@@ -227,32 +228,6 @@ class Fetcher:
         for donor in self._donors:
             donor.redialled = ""
         self.transferred_bytes += layout.total_bytes
-
-    def _fetch_from(
-        self,
-        request: Request,
-        layout: BlobLayout,
-        arena: np.ndarray,
-        cancel: Abort,
-        types: list[LeafType] | None,
-        donors: Sequence[_Donor],
-    ) -> Stripes:
-        stripes = Stripes(
-            request, layout, arena, timeout_s=self._timeout_s, donors=len(donors), moved=self._moved
-        )
-        team = Team()
-        try:
-            for donor in donors:
-                serve = functools.partial(self._serve, donor, request, stripes, types)
-                team.start(f"jaxft-heal-{donor.name}", serve)
-            if donors:
-                stripes.wait(cancel)
-            team.wait()
-        except BaseException as error:  # such as Ctrl-C, or no room for another thread
-            stripes.end(f"this group ends it: {error!r}")
-            team.end()  # or they would use connections that the caller closes
-            raise
-        return stripes
 
     def _why_none_is_left(self, lost: str) -> str:
         reasons = "; ".join(f"{donor.name}: {donor.trouble}" for donor in self._donors if donor.trouble)
@@ -270,8 +245,7 @@ class Fetcher:
                 donor.redial(error)
                 self._serve_once(donor, request, stripes, types)
         except Aborted:
-            donor.close()  # an answer is under way there; it may be dialled again
-            donor.rests_until_s = time.monotonic() + _REST_S
+            donor.close()  # stopped in the middle of a transfer; may be dialled again
         except Exception as error:  # a failing donor must not end the others
             donor.fail(error)
         finally:
