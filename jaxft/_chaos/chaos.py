@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxft._chaos._options import StormOptions
 from jaxft._chaos._runs import conclude, run_storm
-from jaxft._chaos._storm import Storm
+from jaxft._chaos._storm import MOST_PACE_S, Storm
 from jaxft._launch._checks import LaunchError, check_command, check_installed, check_json_file
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
 from jaxft._launch._display import Display, PlainDisplay
@@ -28,7 +28,7 @@ from jaxft._launch._verdict import Verdict, first_difference, judge
 FAULT_S = 10.0
 # A victim starts and compiles beside groups that train, so it may take this many times as long as undisturbed.
 BOOTS = 2.0
-# So much of the time in which a failure must be noticed may be added to each step.
+# So much of the time in which a failure must be noticed may be added to each step, if that is more than usual.
 PACE_SHARE = 1 / 12
 # This share of the steps remains after the last strike, for the last victims to return.
 TAIL_SHARE = 1 / 3
@@ -146,7 +146,7 @@ class _Runs:
         flags = options.coordinator_flags(self.processes.folder / "coordinator")
         coordinator = Coordinator(self.processes, (*self.coordinator, *flags))
         lasts_s = 60 * options.minutes if options.minutes is not None else return_s * options.kills
-        most_pace_s = PACE_SHARE * options.failure_timeout_s
+        most_pace_s = max(MOST_PACE_S, PACE_SHARE * options.failure_timeout_s)
         if steps * most_pace_s < lasts_s:
             self.display.say(
                 f"{steps} steps are few for {lasts_s:.0f} s of faults, since each is made {most_pace_s:g} s longer "

@@ -36,7 +36,8 @@ def run_job(
     """Launch all groups, let the watcher strike, and return what happened once every group has ended.
 
     A group that fails by itself, or a job that hangs, ends the run at once. It becomes a problem in the record, and
-    the end of the failed process's log is shown.
+    the end of the failed process's log is shown. One that returns once the job is over ends it as well: the job was
+    too short.
     """
     began_s = time.time()
     problems: list[str] = []

@@ -78,8 +78,7 @@ class Shared:
 
     def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
         """Warn, once for each line, of random numbers that are the same in all shards."""
-        common = parts.common
-        lines = [line for stage in parts.stages for line in shared_draws(stage.compute, common)]
+        lines = [line for stage in parts.stages for line in shared_draws(stage.compute, parts.common)]
         for line in () if axis.shards == 1 else lines:
             self.warn(warning(line))
 

@@ -125,6 +125,7 @@ class _Divided:
         outputs = [self._outputs(number) for number in range(len(self._groups))]
         reads = [self._reads(number, made) for number, made in enumerate(outputs)]
         number_of: dict[Atom, int] = {}
+        common = {self.exports[at] for at in self._stage.common}
         for number, made in enumerate(outputs):
             later = [var for one in reads[number + 1 :] for var in one if var in self._maker]
             passed = [var for var in dict.fromkeys([*self.exports, *later]) if self._place(var) == number]
@@ -133,16 +134,8 @@ class _Divided:
             )
             compute = self._part(number, [*made, *passed], reads[number], number_of)
             contributions = tuple(self._stage.contributions[one] for one in self._groups[number])
-            common = {self.exports[at] for at in self._stage.common}
-            yield (
-                Stage(
-                    compute,
-                    contributions,
-                    direct,
-                    tuple(at for at, one in enumerate(passed) if one in common),
-                ),
-                passed,
-            )
+            shared = tuple(at for at, one in enumerate(passed) if one in common)
+            yield Stage(compute, contributions, direct, shared), passed
             number_of |= {var: known + at for at, var in enumerate(passed)}
             known += len(passed)
 

@@ -34,6 +34,7 @@ Invariants:
   instead of 52 ms, and 1.7 times the parameters in temporaries).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,7 +120,7 @@ class Cut:
         """The names of the contributions of each stage."""
         return tuple(tuple(one.label for one in stage.contributions) for stage in self.stages)
 
-    @property
+    @functools.cached_property
     def common(self) -> frozenset[int]:
         """Which of the passed values are the same for all shards."""
         found: set[int] = set()

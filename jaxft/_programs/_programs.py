@@ -56,12 +56,13 @@ class Local:
 
     def sharing(self, others: Iterable["Local"]) -> "Local":
         """The same, with what all shards have in common from another shard that has come as far: one copy is kept."""
-        own = (self.programs, self.program, False)
+        own, common = (self.programs, self.program, False), self.programs.cut.common
+        if not common:
+            return self
         like = next((one for one in others if (one.programs, one.program, one.spent) == own), None)
-        if like is None or not self.programs.common:
+        if like is None:
             return self
         pairs = enumerate(zip(self.rest, like.rest, strict=True))
-        common = self.programs.common
         return replace(self, rest=[theirs if at in common else mine for at, (mine, theirs) in pairs])
 
     def only_counts(self) -> "Local":
@@ -430,11 +431,6 @@ class Programs:
         rest = [one if at in read else None for at, one in enumerate((*before.rest, *outputs[stop:]))]
         batch = before.batch if any(later.compute.batch for later in self.cut.stages[number + 1 :]) else ()
         return outputs[:count], Local(self, number, (*before.direct, *outputs[count:stop]), rest, batch)
-
-    @functools.cached_property
-    def common(self) -> frozenset[int]:
-        """Which of the values in `Local.rest` are the same for all shards."""
-        return self.cut.common
 
     @functools.cached_property
     def _read_after(self) -> tuple[frozenset[int], ...]:

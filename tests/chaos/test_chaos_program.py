@@ -87,7 +87,7 @@ def test_a_program_that_takes_long_to_its_first_step_has_the_time_to_return(
 def test_too_few_steps_are_told_ahead(capsys: pytest.CaptureFixture[str]) -> None:
     status = chaos("12", kills=3, failure_timeout_s=12.0)
     text = capsys.readouterr().out
-    assert re.search(r"12 steps are few for \d+ s of faults, since each is made 1 s longer at most", text), (
+    assert re.search(r"12 steps are few for \d+ s of faults, since each is made 2 s longer at most", text), (
         text
     )
     assert re.search(r"Give the program \d+ steps or more, or pass fewer --kills", text)

@@ -301,23 +301,25 @@ def test_rounds_that_call_other_host_functions_are_other_programs() -> None:
     """A fingerprint describes them by their names, which are the same."""
 
     def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
-        told = jax.pure_callback(
-            lambda x: np.asarray((number + 1) * x), jax.ShapeDtypeStruct((), jnp.float32), rows.mean()
-        )
+        given = rows.mean() + w[0]  # of the round, so that its own program makes the call
+        told = jax.pure_callback(lambda x: np.asarray((number + 1) * x), jax.typeof(given), given)
         return w * told
 
     assert_rounds(one, 6)
 
 
 def test_rounds_that_close_over_other_arrays_are_other_programs() -> None:
-    first, second = (
-        np.full((512, 1024), value, np.float32) for value in (0.5, 2.0)
-    )  # 2 MB: inputs of the programs
-    used = [(first, second, second if number == 3 else first) for number in range(6)]
+    """Each function has its own variable for its array, which is an input of the programs: it has 2 MB."""
+
+    def closing(value: float) -> Any:
+        array = jnp.full((512, 1024), value)
+        return jax.jit(lambda w: w.sum() * array[0, 0])
+
+    first, second = closing(0.5), closing(2.0)
 
     def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
-        x, y, z = used[number]
-        return w * rows.mean() * (jnp.mean(x) + 2 * jnp.mean(y) + 3 * jnp.mean(z))
+        third = second if number == 3 else first
+        return rows[0] * first(w) + rows[1] * second(w) + rows[2] * third(w)
 
     assert_rounds(one, 6)
 
