@@ -136,16 +136,21 @@ class Cluster:
         self, groups: tuple[str, ...], flags: Callable[[str], tuple[str, ...]], *, fresh: bool = False
     ) -> dict[str, Worker]:
         """Start groups that all take part from the first step on, however slowly some of them start."""
-        gate = self.folder / "all-present"
-        workers = {
-            group: self.start(group, "--gate", f"start:{gate}", *flags(group), fresh=fresh)
-            for group in groups
-        }
+        workers = {group: self.start(group, *self.together, *flags(group), fresh=fresh) for group in groups}
+        self.begin_once_present(*groups)
+        return workers
+
+    @property
+    def together(self) -> tuple[str, str]:
+        """Flags of groups that wait for `begin_once_present` when they are connected, before they join."""
+        return "--gate", f"start:{self.folder / 'all-present'}"
+
+    def begin_once_present(self, *groups: str) -> None:
+        """Let them join when all are connected. Otherwise one may found the job alone, and die with its state."""
         for group in groups:
             text = f"{group} is present"
             self.until(lambda text=text: text in self.coordinator_log.read_text(), f"{group}'s Hello")
-        gate.touch()
-        return workers
+        (self.folder / "all-present").touch()
 
     def until_dead(self, worker: Worker) -> None:
         self.until(lambda: worker.process.poll() is not None, f"{worker.log_path.stem} to die")

@@ -71,12 +71,9 @@ class Job:
 
     def start_both(self, *flags: str, own: Own | None = None) -> tuple[Group, Group]:
         """Start two groups, which begin together; `own` are further flags of the second one's ranks."""
-        gate = self.gate("all-present")
-        first = self.start("group-0", "--gate", f"start:{gate}", *flags)
-        second = self.start("group-1", "--gate", f"start:{gate}", *flags, own=own)
-        for group in (first, second):
-            self.until_coordinator_says(f"{group.name} is present")
-        gate.touch()
+        first = self.start("group-0", *self.here.together, *flags)
+        second = self.start("group-1", *self.here.together, *flags, own=own)
+        self.here.begin_once_present("group-0", "group-1")
         return first, second
 
     def gate(self, name: str) -> Path:

@@ -39,8 +39,9 @@ def ranks_that_return(folder: Path, flags: Sequence[str], *, die: str) -> tuple[
     flags = (*flags, "--gate", f"6:{started}", "--gate", f"9:{back_in}")
     with cluster(folder) as here:
         here.start_coordinator()
-        first = start_ranks(here, "group-0", 2, flags)
-        victim = start_ranks(here, "group-1", 2, flags, own={1: ("--die", die)})
+        first = start_ranks(here, "group-0", 2, (*here.together, *flags))
+        victim = start_ranks(here, "group-1", 2, (*here.together, *flags), own={1: ("--die", die)})
+        here.begin_once_present("group-0", "group-1")
         here.until_dead(victim.ranks[1])
         here.until(lambda: victim.leader.process.poll() is not None, "its group to end")
         back = start_ranks(here, "group-1", 2, flags)

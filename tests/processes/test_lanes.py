@@ -61,7 +61,7 @@ def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
     killed: int, rank: int, phase: str, flags: tuple[str, ...], undisturbed: str, tmp_path: Path
 ) -> None:
     """The group that comes back heals from groups of other numbers of processes, lane by lane."""
-    present, back_in = tmp_path / "present", tmp_path / "back"
+    back_in = tmp_path / "back"
     gate = ("--gate", f"{GATE}:{back_in}", *flags)
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -70,15 +70,12 @@ def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
                 here,
                 f"group-{ranks}",
                 ranks,
-                *("--gate", f"start:{present}", *gate),
+                *(*here.together, *gate),
                 die=(rank, f"{phase} step {KILLED_AT}") if ranks == killed else None,
             )
             for ranks in (1, 2, 4)
         }
-        for ranks in groups:
-            text = f"group-{ranks} is present"
-            here.until(lambda text=text: text in here.coordinator_log.read_text(), text)
-        present.touch()
+        here.begin_once_present(*(f"group-{ranks}" for ranks in groups))
         victim = groups.pop(killed)
         here.until_dead(victim.ranks[rank])
         for number, other in enumerate(victim.ranks):

@@ -58,21 +58,18 @@ def start_together(
     unreadable: dict[str, int] | None = None,
     last: dict[str, tuple[str, ...]] | None = None,
 ) -> dict[str, Group]:
-    gate = here.folder / "all-present"
     groups = {
         name: start(
             here,
             name,
-            *("--gate", f"start:{gate}", *flags),
+            *(*here.together, *flags),
             die=(die[1], die[2]) if die[0] == name else None,
             unreadable=(unreadable or {}).get(name),
             last=(last or {}).get(name, ()),
         )
         for name in ("group-0", "group-1")
     }
-    for name in groups:
-        here.until(lambda name=name: f"{name} is present" in here.coordinator_log.read_text(), f"{name}")
-    gate.touch()
+    here.begin_once_present(*groups)
     return groups
 
 
