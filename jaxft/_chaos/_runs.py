@@ -74,7 +74,7 @@ def run_storm(
 def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
     """Print the verdict and write it to the file in the options; return the exit status."""
     sys.stdout.write("\n" + storm_text(verdict, record, seed=options.seed) + "\n")
-    if not verdict.ok and options.keep is None:
+    if options.keep is None and not (verdict.ok or verdict.incomplete):
         sys.stdout.write(
             "To investigate, run the same command with --keep FOLDER, which keeps all logs and event files.\n"
         )

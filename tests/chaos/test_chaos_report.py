@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from jaxft._chaos._options import StormOptions
 from jaxft._chaos._report import costs_by_kind, median, p99, storm_json, storm_text
+from jaxft._chaos._runs import conclude
 from jaxft._launch._events import FinishedEvent, StepEvent
 from jaxft._launch._record import Fault, History, Kill, RunRecord
 from jaxft._launch._verdict import Verdict, judge
@@ -186,6 +188,17 @@ def test_a_fault_after_which_nothing_moves_or_that_was_not_placed_is_a_problem()
         "only 0 of 3 faults could be placed before the job was over; give it more steps",
     )
     assert not missing.ok
+
+
+def test_only_a_failure_is_one_to_investigate(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = replace(record(), problems=("the job hangs",))
+    for run, status, asks in (
+        (broken, 1, True),
+        (replace(record(), planned_faults=3), 1, False),
+        (record(), 0, False),
+    ):
+        assert conclude(StormOptions(), judge(run, undisturbed()), run) == status
+        assert ("--keep FOLDER" in capsys.readouterr().out) == asks
 
 
 @pytest.mark.parametrize(
