@@ -24,6 +24,7 @@ from jaxft._replica._held_state import HeldState
 from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
 from jaxft._transport._ctrl_c import ctrl_c_later
+from jaxft._transport._handshake import DATA_PLANE_VERSION
 from jaxft._version import __version__
 
 _log = logging.getLogger("jaxft")
@@ -106,7 +107,7 @@ class Joining:
             **self._lanes(call),
             "shards": shards_setting(call),
             "nonfinite": compared_policy(call.nonfinite),
-            "jaxft": __version__,
+            "jaxft": f"{__version__}, data plane {DATA_PLANE_VERSION}",
             "digest_every": str(self._held.digest_period()),
         }
 

@@ -36,7 +36,8 @@ from jaxft._transport._sockets import (
 MAX_NAME_BYTES = 255
 MAX_REASON_BYTES = 512
 
-_VERSION = 5
+# Of the handshake and of all that follows it. Groups of a job compare theirs when they join.
+DATA_PLANE_VERSION = 5
 _KINDS = ("exchange", "heal", "rank")
 # magic, version, kind, rank, lane, strand, id of the quorum or heal, the dialler's incarnation, the listener's
 # incarnation, and the length of each name: the job's, the dialler's and the listener's
@@ -313,8 +314,10 @@ def missing_bytes(received: bytes | bytearray) -> int:
         raise BadRequest(
             f"it begins with {bytes(received[:8])!r}, not with a connection request", answerable=False
         )
-    if len(received) > len(_HELLO_MAGIC) and (version := received[len(_HELLO_MAGIC)]) != _VERSION:
-        raise BadRequest(f"it has version {version} of the data plane; this process has version {_VERSION}")
+    if len(received) > len(_HELLO_MAGIC) and (version := received[len(_HELLO_MAGIC)]) != DATA_PLANE_VERSION:
+        raise BadRequest(
+            f"it has version {version} of the data plane; this process has version {DATA_PLANE_VERSION}"
+        )
     if len(received) < _HELLO.size:
         return _HELLO.size - len(received)
     _, _, kind, _, _, _, _, _, _, *lengths = _HELLO.unpack_from(received)
@@ -364,7 +367,7 @@ def challenge(nonce: bytes) -> bytes:
 
 
 def _answer(status: int, content: bytes) -> bytes:
-    return _ANSWER.pack(_ANSWER_MAGIC, _VERSION, status, len(content)) + content
+    return _ANSWER.pack(_ANSWER_MAGIC, DATA_PLANE_VERSION, status, len(content)) + content
 
 
 def check_name(name: str, *, what: str) -> bytes:
@@ -383,7 +386,7 @@ def encode(request: ConnectionRequest) -> bytes:
     to_group = check_name(request.to_group, what="group")
     head = _HELLO.pack(
         _HELLO_MAGIC,
-        _VERSION,
+        DATA_PLANE_VERSION,
         _KINDS.index(request.kind),
         request.rank,
         request.lane,
@@ -410,7 +413,7 @@ def _missing_answer_bytes(received: bytearray, address: str) -> int:
     if len(received) < _ANSWER.size:
         return _ANSWER.size - len(received)
     magic, version, _, reason_bytes = _ANSWER.unpack_from(received)
-    if magic != _ANSWER_MAGIC or version != _VERSION or reason_bytes > MAX_REASON_BYTES:
+    if magic != _ANSWER_MAGIC or version != DATA_PLANE_VERSION or reason_bytes > MAX_REASON_BYTES:
         raise _Unanswered(
             f"{address} answered our request with {bytes(received[: _ANSWER.size])!r}. Another program, or another "
             "version of jaxft, listens there: check the address and the versions."

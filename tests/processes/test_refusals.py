@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import jaxft
+from jaxft._transport._handshake import DATA_PLANE_VERSION
 from tests.clusters import Cluster, Worker, cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -30,6 +31,7 @@ def refused(here: Cluster, tmp_path: Path, *flags: str) -> tuple[Worker, Worker]
         (("--shards", "5"), "shards: the job has '4', this group '5'"),
         (("--rate", "0.02"), "program: the job has"),
         (("--width", "48"), "state: the job has"),
+        (("--data-plane", "4"), f"jaxft: the job has '{jaxft.__version__}, data plane {DATA_PLANE_VERSION}'"),
         (("--shift", "1"), "batch of step 0 and shard 0: the job has"),
     ],
 )

@@ -27,6 +27,7 @@ from jax._src.lib import _jax
 import jaxft
 import lab._rank_caches  # noqa: F401  (ranks keep what they compile)
 from jaxft._exchange import _grid
+from jaxft._replica import _joining
 from tests.accelerators import pretend
 
 GATE_TIMEOUT_S = 3600.0  # the test comes to its end before it
@@ -211,6 +212,7 @@ def main() -> None:
         help="in a group of several processes",
     )
     parser.add_argument("--shift", type=float, default=0.0, help="added to each sample: other data")
+    parser.add_argument("--data-plane", type=int, help="of another checkout of jaxft")
     parser.add_argument("--failure-timeout-s", type=float, default=600.0)
     parser.add_argument("--min-replicas", type=int)
     parser.add_argument("--token")
@@ -288,6 +290,8 @@ def main() -> None:
         pretend(bucket_bytes=arguments.accelerator)
     if arguments.rows_from:
         _grid.LEAST_MEMBERS = arguments.rows_from
+    if arguments.data_plane:
+        _joining.DATA_PLANE_VERSION = arguments.data_plane
     if arguments.precision:
         jax.config.update("jax_default_matmul_precision", arguments.precision)
     if arguments.world == "env":
