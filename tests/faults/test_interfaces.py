@@ -1,7 +1,6 @@
 """Groups on hosts with two network interfaces, slow ones and dead ones: namespaces of the kernel."""
 
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +15,17 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 GROUPS = ("group-0", "group-1")
 STEPS = 6
-# In each step each group sends the 14 MB of its gradients: more than a second at this rate, however busy the machine.
+# In each step each group sends the 14 MB of its gradients: three seconds at this rate, and less than half of one on a
+# busy machine without it.
 WIDTH = ("--width", "200000")
-RATE_BITS_PER_S = 100_000_000
+RATE_BITS_PER_S = 40_000_000
 HEARTBEATS = ("--heartbeat-timeout-ms", "2000")
 # More than anything but a part of an exchange.
 A_STEP_BYTES = 3_000_000
 
 
 def run_over(interfaces: int, folder: Path) -> tuple[float, list[int], set[str | None]]:
-    """Train over so many of two interfaces: seconds for a step, the bytes sent by each interface, digests."""
+    """Train over so many of two interfaces: seconds of the shortest step, bytes sent by each, digests."""
     folder.mkdir()
     with switch(("coordinator", *GROUPS), 2) as net, cluster(folder) as here:
         here.namespace, here.host = net.namespace, net.address("coordinator")
@@ -42,7 +42,7 @@ def run_over(interfaces: int, folder: Path) -> tuple[float, list[int], set[str |
         here.until_finished(*workers.values())
         ends_s = [event["t"] for event in workers["group-0"].steps()]
         sent = [net.sent_bytes("group-0", interface) for interface in range(2)]
-        took_s = statistics.median(after - before for before, after in itertools.pairwise(ends_s))
+        took_s = min(after - before for before, after in itertools.pairwise(ends_s))
         return took_s, sent, {worker.digest for worker in workers.values()}
 
 
