@@ -124,31 +124,24 @@ class Pins:
     """The sharding of the parameter that a contribution with some path and shape is the gradient of."""
 
     def __init__(self, state: Sequence[jax.ShapeDtypeStruct], state_paths: Sequence[Path]) -> None:
-        self._state = state
-        self._paths = state_paths
-        self._by_shape: dict[tuple[int, ...], list[int]] = {}
-        for index, spec in enumerate(state):
-            self._by_shape.setdefault(tuple(spec.shape), []).append(index)
+        # That of all leaves of a shape, and that of the first leaf of a shape whose path ends so. A state may have
+        # thousands of leaves, so they are looked up.
+        self._of_all: dict[tuple[int, ...], Sharding | None] = {}
+        self._by_end: dict[tuple[tuple[int, ...], Path], Sharding | None] = {}
+        for spec, path in zip(state, state_paths, strict=True):
+            shape = tuple(spec.shape)
+            if self._of_all.setdefault(shape, spec.sharding) != spec.sharding:
+                self._of_all[shape] = None
+            for start in range(len(path)):
+                self._by_end.setdefault((shape, path[start:]), spec.sharding)
 
     def __call__(self, path: Path, shape: Sequence[int]) -> Sharding | None:
-        alike = self._by_shape.get(tuple(shape), [])
-        scores = [_common_suffix(path, self._paths[index]) for index in alike]
-        best = max(scores, default=0)
-        chosen = [index for index, score in zip(alike, scores, strict=True) if score == best]
-        if best > 0:
-            chosen = chosen[:1]
-        found = [self._state[index].sharding for index in chosen]
-        return found[0] if found and all(one == found[0] for one in found) else None
+        shape = tuple(shape)
+        for start in range(len(path)):
+            if (shape, path[start:]) in self._by_end:
+                return self._by_end[shape, path[start:]]
+        return self._of_all.get(shape)
 
     def is_whole(self, path: Path, shape: Sequence[int]) -> bool:
         """Whether no device holds only some rows of such a contribution, on a mesh of any size."""
         return not divides_rows(self(path, shape), shape)
-
-
-def _common_suffix(one: Path, other: Path) -> int:
-    count = 0
-    for a, b in zip(reversed(one), reversed(other), strict=False):
-        if a != b:
-            return count
-        count += 1
-    return count

@@ -342,6 +342,33 @@ def test_pins_go_by_name_then_by_shape() -> None:
     assert found == [one, two, none, none, None, None]
 
 
+class Counted(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return str.__hash__(self)
+
+
+def test_pins_of_many_leaves_are_looked_up() -> None:
+    """With 4,000 leaves of one shape, comparing each with each took 9 s."""
+    count = 400
+    paths = [(Counted("params"), Counted(f"w{number}")) for number in range(count)]
+    specs = [jax.ShapeDtypeStruct((4,), jnp.float32)] * count
+    Counted.compared = 0
+    contributions: Any = [Named((Counted("0"), Counted(f"w{number}")), (4,)) for number in range(count)]
+    assert pins(contributions, specs, paths) == [None] * count
+    assert Counted.compared < 20 * count
+
+
 def test_on_one_device_a_state_that_was_placed_there_is_that_of_other_groups() -> None:
     """A restore with other code places leaves that a fresh state leaves where they are."""
     state, batch = mlp_adam().state(), mlp_adam().batch(0)
