@@ -185,6 +185,8 @@ class Gathered:
         inputs = [kinds[name][0][i] for name, found in indices.items() for i in found]
         consts = [var for var in step.flat.consts if var in needed]
         invars = [*consts, *inputs, *self._zeros.values()]
+        made = {var for eqn in self._eqns for var in eqn.outvars}
+        assert made.isdisjoint(invars), "an equation hides an input"
         return Part(
             jaxpr=_compat.new_jaxpr(invars, self._outvars, self._eqns[::-1]),
             consts=tuple(step.flat.consts[var] for var in consts),
@@ -206,7 +208,9 @@ class Gathered:
             reduced = _compat.prune(eqn, used, keep_effects=keeps_effects)
         if reduced is not None:
             invars = [self._operand(atom, wanted) for atom in reduced.invars]
-            self._eqns.append(reduced.replace(invars=invars))
+            # What is not needed may be made of zeros here, and be an input from an earlier program.
+            outvars = [var if var in self._needed else _compat.new_var(var.aval) for var in reduced.outvars]
+            self._eqns.append(reduced.replace(invars=invars, outvars=outvars))
 
     def _operand(self, atom: Atom, wanted: Taint) -> Atom:
         atom = self._step.resolve(atom)
