@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Sharding
+from jax.sharding import AxisType, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
 
-from jaxft._programs import _closed_over
+from jaxft._programs import _closed_over, _compat
 from jaxft._programs._closed_over import ClosedOver, refuse_deleted
 from jaxft._programs._fingerprint import part_digest
 from jaxft._programs._leaves import all_alive
@@ -165,7 +166,7 @@ def _compile(
     inputs = [*inputs, *_closed_over.specs(part.closed_over, step)]
     function = part.function()
     function.__name__ = name  # shown by profilers
-    shardings = [*out_shardings, *[None] * (len(part.output_avals) - len(out_shardings))]
+    shardings = [*out_shardings, *_of_types(part.output_avals[len(out_shardings) :], step)]
     # Unused inputs are kept because they are donated: the new leaves reuse their memory.
     program = jax.jit(
         function,
@@ -179,6 +180,22 @@ def _compile(
     shardings = compiled.input_shardings[0][count:]
     arrays = list(map(closed_over.placed, part.closed_over, shardings))
     return Program(compiled, _with(call, arrays) if arrays else call)
+
+
+def _of_types(avals: Sequence[Any], step: Sequence[Spec]) -> list[Sharding | None]:
+    """The shardings of results that nothing else decides; None leaves one to XLA.
+
+    On a mesh with explicit axes a sharding is part of a type, and the next program is traced with the types of the
+    step: a value that the step has on no mesh, such as a row of a numpy batch, is whole on each device.
+    """
+    meshes = [spec.sharding.mesh for spec in step if isinstance(spec.sharding, NamedSharding)]
+    mesh = next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
+    if mesh is None:
+        return [None] * len(avals)
+    return [
+        NamedSharding(mesh, aval.sharding.spec) if _compat.is_explicit(aval) else NamedSharding(mesh, P())
+        for aval in avals
+    ]
 
 
 def _with(call: Callable[..., Any], arrays: Sequence[jax.Array]) -> Callable[..., list[jax.Array]]:

@@ -309,6 +309,34 @@ def test_a_nested_jit_keeps_its_shardings() -> None:
     assert metrics["mine"].sharding == sharded
 
 
+@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("exchanges", [1, 2, 4])
+@pytest.mark.parametrize("placed", [False, True], ids=["numpy", "on the mesh"])
+def test_rows_of_the_batch_that_are_read_after_an_exchange(placed: bool, exchanges: int, axes: str) -> None:
+    """With explicit axes, XLA may not choose where they lie in between: that is part of their type."""
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AXES[axes],))
+
+    def rows_of(step: int, shard: int) -> Any:
+        rows = np.random.default_rng([step, shard]).standard_normal((exchanges, 8, 8), dtype=np.float32)
+        return jax.device_put(rows, NamedSharding(mesh, P())) if placed else rows
+
+    def training(mean: Any) -> Any:
+        def step(w: jax.Array, rows: jax.Array) -> Any:
+            for number in range(exchanges):
+                w = w - 0.1 * mean(jax.grad(lambda w, row=rows[number]: jnp.mean((row @ w - 1.0) ** 2))(w))
+            return w, {"after": jnp.mean((rows[0] @ w - 1.0) ** 2)}
+
+        return step
+
+    with jax.set_mesh(mesh):
+        start = jax.device_put(jnp.linspace(-0.5, 0.5, 64).reshape(8, 8), NamedSharding(mesh, P("x", None)))
+        wanted, metrics = jax.jit(training(lambda tree: tree))(start, rows_of(0, 0))
+        found, ours = jaxft.fault_tolerant(training(jaxft.pmean), None, shards=1)(start, rows_of)
+    assert found.sharding == wanted.sharding
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(ours["after"], metrics["after"], rtol=1e-5)
+
+
 # Which parameter a contribution belongs to
 
 
