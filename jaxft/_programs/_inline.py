@@ -18,6 +18,11 @@ from jaxft._programs._primitive import pmean_p, shard_index_p
 # Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out; any other changes whether or
 # how often it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
+# Primitives that call a jaxpr, and say how it is differentiated. A traced step is differentiated no more.
+_RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+# And how much of it is computed again. One in which groups exchange becomes parts of several programs, which pass on
+# what its author wanted computed again only where a later one needs it.
+_REMATS = frozenset({"checkpoint", "remat2"})
 # Of all scans of a step. Each becomes a separate program, and `apply` repeats what all of them made of the means.
 MOST_ROUNDS = 64
 
@@ -38,11 +43,12 @@ class Flat:
 def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -> Flat:
     """Inline the nested calls that contain a pmean, psum or shard_index; with `all_calls`, also all that only call.
 
-    A scan that contains a pmean or psum is written out, round by round.
+    A scan that contains a pmean or psum is written out, round by round. A `jax.checkpoint` with a shard_index and no
+    pmean or psum stays, and gets it as an operand.
 
     Raises:
-        StepError: one of these is inside a primitive that does more than call (cond, while, remat, a scan of many
-            rounds, ...), the step uses another collective over `axis`, or it has effects that cannot be split over
+        StepError: one of these is inside a primitive that does more than call (cond, while, a scan of many rounds,
+            ...), the step uses another collective over `axis`, or it has effects that cannot be split over
             several programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
@@ -99,8 +105,11 @@ class _Inliner:
         if eqn.primitive.name == "scan" and self._contains_marker(eqn, self._axis, exchange=True):
             env.update(zip(eqn.outvars, self._unrolled(eqn, invars), strict=True))
             return
+        if eqn.primitive.name in _REMATS and not self._contains_marker(eqn, self._axis, exchange=True):
+            self._given_the_index(eqn, invars, env)
+            return
         sub = _compat.called_jaxpr(eqn)
-        if eqn.primitive.name not in _CALLS or sub is None:
+        if eqn.primitive.name not in _CALLS | _RULES | _REMATS or sub is None:
             raise StepError(_inside(eqn, *self._marker(eqn, self._axis)))
         inner = self._consts_of(next(_compat.sub_jaxprs(eqn)))
         constrained = self._constrain(invars, eqn.params.get("in_shardings"), eqn)
@@ -108,6 +117,24 @@ class _Inliner:
         results = self.body(sub, inner, rename=True)
         results = self._constrain(results, eqn.params.get("out_shardings"), eqn)
         env.update(zip(eqn.outvars, results, strict=True))
+
+    def _given_the_index(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
+        """Append a `jax.checkpoint` whose body takes the number of the shard as an operand."""
+        sub = _compat.called_jaxpr(eqn)
+        assert sub is not None
+        body = Flat(invars=[*sub.invars, _compat.new_var(_compat.int32_aval())])
+        results = _Inliner(body, self._axis, all_calls=False).body(sub, {}, rename=True)
+        self._flat.consts.update(body.consts)
+        jaxpr = _compat.new_jaxpr([*body.invars, *body.consts], results, body.eqns)
+        params = {**eqn.params, "jaxpr": jaxpr}
+        if isinstance(eqn.params["prevent_cse"], tuple):  # one for each operand
+            params["prevent_cse"] = (*eqn.params["prevent_cse"], *[False] * (1 + len(body.consts)))
+        invars = [*invars, self._flat.invars[-1], *body.consts]
+        outvars = [_compat.new_var(var.aval) for var in eqn.outvars]
+        env.update(zip(eqn.outvars, outvars, strict=True))
+        self._flat.eqns.append(
+            eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
+        )
 
     def _consts_of(self, closed: AnyJaxpr) -> dict[Var, Atom]:
         """New variables for the constants of a body."""

@@ -351,10 +351,6 @@ def test_parts_of_the_axis_and_two_axes_at_once() -> None:
             r"jax\.lax\.pmax over 'batch' is inside 'cond'",
         ),
         (
-            lambda x: jax.checkpoint(lambda x: lax.psum_scatter(x, "batch", tiled=True))(x),
-            r"jax\.lax\.psum_scatter over 'batch' is inside 'remat",
-        ),
-        (
             lambda x: lax.fori_loop(0, 2, lambda i, y: y + lax.axis_index("batch").astype(y.dtype), x),
             r"jax\.lax\.axis_index over 'batch' is inside '(scan|while)' .*call it first",
         ),

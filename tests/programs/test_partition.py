@@ -74,22 +74,6 @@ def in_cond(x: jax.Array) -> jax.Array:
     return jax.lax.cond(x[0] > 0, jaxft.pmean, lambda y: y, x)
 
 
-def in_remat(x: jax.Array) -> jax.Array:
-    return jax.checkpoint(jaxft.pmean)(x)
-
-
-def in_custom_vjp(x: jax.Array) -> jax.Array:
-    function = jax.custom_vjp(jaxft.pmean)
-    function.defvjp(lambda y: (y, None), lambda _, g: (g,))
-    return function(x)
-
-
-def in_custom_jvp(x: jax.Array) -> jax.Array:
-    function = jax.custom_jvp(jaxft.pmean)
-    function.defjvp(lambda p, t: (p[0], t[0]))
-    return function(x)
-
-
 def in_shard_map(x: jax.Array) -> jax.Array:
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("d")
@@ -101,9 +85,6 @@ def in_shard_map(x: jax.Array) -> jax.Array:
     [
         (in_while, "while"),
         (in_cond, "cond"),
-        (in_remat, "remat2|checkpoint"),
-        (in_custom_vjp, "custom_vjp_call"),
-        (in_custom_jvp, "custom_jvp_call"),
         (in_shard_map, "shard_map"),
         (jax.jit(in_while), "while"),
     ],
