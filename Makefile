@@ -35,10 +35,10 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
-test: $(STAMP) $(BIN)/helm  ## every guarantee and every part, 6 to 8 minutes on 2 cores
+test: $(STAMP) $(BIN)/helm  ## every guarantee and every part, 10 to 14 minutes on 2 cores
 	$(BIN)/pytest $(ARGS)
 
-test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, 9 to 12 minutes on 2 cores
+test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, 15 to 20 minutes on 2 cores
 	$(BIN)/pytest -m 'long and not storm and not slurm and not ray and not kubernetes' $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13

@@ -43,12 +43,15 @@ static void add(const struct lane_arithmetic *math, char *out, struct value left
         math->add_sums(out, left.at, right.at, size);
 }
 
-EXPORT int lane_add(int dtype, int left_summed, int right_summed, void *out, const void *left, const void *right,
-                    size_t size) {
+EXPORT int lane_add_pairs(int dtype, int left_summed, int right_summed, size_t pairs, const void *const *lefts,
+                          const void *const *rights, const uint64_t *sizes, const uint64_t *offsets, void *out) {
     if (dtype < 0 || dtype >= LANE_DTYPES || !can_add(left_summed, right_summed))
         return -1;
-    struct value one = {left, left_summed}, other = {right, right_summed};
-    add(lane_arithmetic_of(dtype), out, one, other, size);
+    const struct lane_arithmetic *math = lane_arithmetic_of(dtype);
+    for (size_t i = 0; i < pairs; i++) {
+        struct value left = {lefts[i], left_summed}, right = {rights[i], right_summed};
+        add(math, (char *)out + offsets[i] * math->sum_bytes, left, right, sizes[i]);
+    }
     return 0;
 }
 

@@ -81,9 +81,11 @@ int lane_combine(int dtype, double divisor, const int32_t *program, size_t steps
 int lane_sum(int dtype, const int32_t *program, size_t steps, const void *const *sources, const uint8_t *summed,
              void *out, size_t size);
 
-/* Add two nodes in the dtype of sums; `out` may be the left one. The exported twin of `add_into`. Returns like that. */
-int lane_add(int dtype, int left_summed, int right_summed, void *out, const void *left, const void *right,
-             size_t size);
+/* Add the leaves of two nodes, pair by pair, in the dtype of sums. The sum of a pair has `sizes` elements, and lies
+ * `offsets` elements into `out`; it may be where its left one is. The exported twin of `add_into`. Returns like
+ * `lane_combine`. */
+int lane_add_pairs(int dtype, int left_summed, int right_summed, size_t pairs, const void *const *lefts,
+                   const void *const *rights, const uint64_t *sizes, const uint64_t *offsets, void *out);
 
 /* One exchange. `_compiled_lane.py` fills in the plan; every pointer stays valid until `lane_close`. */
 

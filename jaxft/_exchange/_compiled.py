@@ -7,7 +7,7 @@ interpreter's lock during each call, so neither side delays the other.
 import ctypes
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,9 +68,9 @@ class Library:
             *(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
         ]
-        c.lane_add.argtypes = [
-            *(ctypes.c_int, ctypes.c_int, ctypes.c_int),
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+        c.lane_add_pairs.argtypes = [
+            *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
         ]
         c.lane_mac.argtypes = [
             *(ctypes.c_char_p, ctypes.c_uint64, ctypes.c_char_p),
@@ -119,21 +119,39 @@ class Library:
         program = tree_program(nodes, top)
         return address(program), program.size, pointers, summed, address(out), out.size
 
-    def add_into(self, out: np.ndarray, left: np.ndarray, right: np.ndarray, region: Region) -> None:
+    def add_into(
+        self,
+        out: np.ndarray,
+        offsets: Sequence[int],
+        lefts: Sequence[np.ndarray],
+        rights: Sequence[np.ndarray],
+        region: Region,
+    ) -> None:
         """The twin of `_reduce.add_into`; which of two NaNs survives may differ."""
         assert out.dtype == region.sum_dtype
-        assert all(each.flags.c_contiguous and each.size == out.size for each in (out, left, right))
-        assert all(each.dtype in (region.dtype, region.sum_dtype) for each in (left, right))
-        failed = self.c.lane_add(
-            code(region.dtype),
-            left.dtype == region.sum_dtype,
-            right.dtype == region.sum_dtype,
-            address(out),
-            address(left),
-            address(right),
-            out.size,
+        assert out.flags.c_contiguous
+        if not lefts:
+            return
+        # All leaves of a node have one dtype. With thousands of leaves, each call for one would cost.
+        left, right = lefts[0].dtype, rights[0].dtype
+        assert {left, right} <= {np.dtype(region.dtype), np.dtype(region.sum_dtype)}
+        starts, sizes = np.array(offsets, np.uint64), np.fromiter((each.size for each in lefts), np.uint64)
+        assert all(
+            one.dtype == left and other.dtype == right and one.size == other.size
+            for one, other in zip(lefts, rights, strict=True)
         )
-        assert not failed, f"a {left.dtype} on the left and a {right.dtype} on the right is not in the tree"
+        assert all(each.flags.c_contiguous for arrays in (lefts, rights) for each in arrays)
+        assert starts.size == sizes.size
+        assert (starts + sizes).max() <= out.size
+        pointers = [np.fromiter(map(address, arrays), np.uint64) for arrays in (lefts, rights)]
+        failed = self.c.lane_add_pairs(
+            code(region.dtype),
+            left == region.sum_dtype,
+            right == region.sum_dtype,
+            sizes.size,
+            *map(address, (*pointers, sizes, starts, out)),
+        )
+        assert not failed, f"a {left} on the left and a {right} on the right is not in the tree"
 
 
 @functools.cache
@@ -162,7 +180,7 @@ def _check(c: ctypes.CDLL, path: Path) -> None:
     if not hasattr(c, "lane_sizes"):
         raise OSError(f"{path} is not a compiled lane.")
     c.lane_sizes(sizes)
-    if list(sizes) != wanted:
+    if list(sizes) != wanted or not hasattr(c, "lane_add_pairs"):
         raise OSError(
             f"{path} was built from other sources than this Python: run `make setup`, or install again."
         )

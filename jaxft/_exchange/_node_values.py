@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxft._arrays._layout import ALIGN_ELEMENTS, Layout
+from jaxft._arrays._layout import ALIGN_ELEMENTS, Extent, Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._sums import add_into
 
@@ -98,6 +98,10 @@ class Loose:
             return leaf[start - offset : stop - offset]
         return self._gather(region, number, start, stop)
 
+    def leaves(self, region: int) -> list[np.ndarray]:
+        """All leaves of a region, also empty ones, flat."""
+        return self._leaves[region]
+
     def pieces(self, region: int) -> list[tuple[int, np.ndarray]]:
         pairs = zip(self._offsets[region], self._leaves[region], strict=True)
         return [(offset, leaf) for offset, leaf in pairs if leaf.size]
@@ -131,13 +135,19 @@ def _merged(layout: Layout, number: int, left: NodeValues, right: NodeValues) ->
     else:
         out = aligned_empty(region.size * region.sum_item_bytes).view(region.sum_dtype)
     if isinstance(left, Packed) and isinstance(right, Packed):
-        add_into(out, left.regions[number], right.regions[number], region)
+        add_into(out, [0], [out], [right.regions[number]], region)
         return out
-    for extent in layout.extents:
-        if extent.region == number:
-            one, other = (node.part(number, extent.offset, extent.stop) for node in (left, right))
-            add_into(out[extent.offset : extent.stop], one, other, region)
-    for gap in layout.gaps():
-        if gap.region == number:
-            out[gap.offset : gap.stop] = 0
+    extents = [extent for extent in layout.extents if extent.region == number]
+    lefts, rights = (_leaves(node, number, extents) for node in (left, right))
+    add_into(out, [extent.offset for extent in extents], lefts, rights, region)
+    if not isinstance(left, Packed):  # of a sum, the padding is zero already
+        for gap in layout.gaps():
+            if gap.region == number:
+                out[gap.offset : gap.stop] = 0
     return out
+
+
+def _leaves(node: NodeValues, region: int, extents: Sequence[Extent]) -> list[np.ndarray]:
+    if isinstance(node, Loose):
+        return node.leaves(region)
+    return [node.part(region, extent.offset, extent.stop) for extent in extents]

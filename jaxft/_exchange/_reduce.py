@@ -13,7 +13,7 @@ every NaN of a result is replaced by the one quiet NaN. Integers have neither pr
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,10 +25,20 @@ from jaxft._exchange._tree import Node, root
 BLOCK_ELEMENTS = 1 << 17
 
 
-def add_into(out: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Add two contributions or partial sums in the dtype of `out`, which may be `left` itself."""
+def add_into(
+    out: np.ndarray, offsets: Sequence[int], lefts: Sequence[np.ndarray], rights: Sequence[np.ndarray]
+) -> None:
+    """Add two contributions or partial sums, pair by pair of their flat leaves, in the dtype of `out`.
+
+    Args:
+        out: flat. The sum of a pair begins at its offset, and may lie where its left one does.
+        offsets: in elements, one for each pair.
+        lefts: the leaves of one node.
+        rights: those of the other, of the same sizes.
+    """
     with np.errstate(all="ignore"):  # infinities are the caller's data, not an error here
-        np.add(left, right, out=out, dtype=out.dtype)
+        for offset, left, right in zip(offsets, lefts, rights, strict=True):
+            np.add(left, right, out=out[offset : offset + left.size], dtype=out.dtype)
 
 
 def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region) -> None:

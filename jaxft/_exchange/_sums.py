@@ -1,6 +1,6 @@
 """Sums of contributions, by the compiled lane where there is one and by numpy where not: the bits are the same."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,10 +14,16 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
     (_compiled.library() or _reduce).combine_into(out, sources, shards, region)
 
 
-def add_into(out: np.ndarray, left: np.ndarray, right: np.ndarray, region: Region) -> None:
-    """Add two nodes of a region in the dtype of sums; `out` may be `left`. See `_reduce.add_into`."""
+def add_into(
+    out: np.ndarray,
+    offsets: Sequence[int],
+    lefts: Sequence[np.ndarray],
+    rights: Sequence[np.ndarray],
+    region: Region,
+) -> None:
+    """Add the leaves of two nodes of a region in the dtype of sums. See `_reduce.add_into`."""
     library = _compiled.library()
     if library is None:
-        _reduce.add_into(out, left, right)
+        _reduce.add_into(out, offsets, lefts, rights)
     else:
-        library.add_into(out, left, right, region)
+        library.add_into(out, offsets, lefts, rights, region)

@@ -54,23 +54,38 @@ def test_every_bit_is_numpys(
 @settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(KINDS),
-    SIZES,
+    st.lists(st.tuples(SIZES, st.integers(0, 3)), min_size=1, max_size=5),
     st.sampled_from([(1, 1), (2, 1), (2, 2)]),
     st.booleans(),
     st.integers(0, 2**32),
 )
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_partial_sums_have_numpys_bits_but_for_nans(
-    instructions: str, kind: tuple, size: int, shards: tuple[int, int], in_place: bool, seed: int
+    instructions: str,
+    kind: tuple,
+    leaves: list[tuple[int, int]],
+    shards: tuple[int, int],
+    in_place: bool,
+    seed: int,
 ) -> None:
+    """Leaf by leaf; what lies between them is not written to."""
     library = loaded(instructions)
     (operation, dtype), rng = kind, np.random.default_rng(seed)
+    size = sum(map(sum, leaves))
     region = Region(dtype, size, operation)
     left, right = (any_bits(rng, dtype if held == 1 else region.sum_dtype, size) for held in shards)
-    wanted = np.empty(size, region.sum_dtype)
-    _reduce.add_into(wanted, left, right)
-    got = left if in_place and left.dtype == wanted.dtype else np.empty_like(wanted)
-    library.add_into(got, left, right, region)
+    stops = [sum(map(sum, leaves[:count])) for count in range(1, len(leaves) + 1)]
+    extents = [
+        (stop - padding - length, length) for (length, padding), stop in zip(leaves, stops, strict=True)
+    ]
+    offsets = [offset for offset, _ in extents]
+    wanted, got = (np.full(size, 7, region.sum_dtype) for _ in range(2))
+    if in_place and left.dtype == got.dtype:
+        got = left
+        wanted = left.copy()
+    lefts, rights = ([held[at : at + length] for at, length in extents] for held in (left, right))
+    _reduce.add_into(wanted, offsets, [each.copy() for each in lefts], rights)
+    library.add_into(got, offsets, lefts, rights, region)
     if wanted.dtype.kind == "f":
         assert np.array_equal(np.isnan(got), np.isnan(wanted))
         got[np.isnan(got)] = wanted[np.isnan(wanted)] = 0
@@ -159,7 +174,12 @@ def test_what_is_not_a_tree_is_refused_and_changes_nothing() -> None:
         tree = (steps.ctypes.data, steps.size, pointers.ctypes.data, bytes(summed), out.ctypes.data, out.size)
         assert c.lane_combine(code, 1.0, *tree) == -1
         assert c.lane_sum(code, *tree) == -1
-    assert c.lane_add(0, 0, 1, out.ctypes.data, leaves[0].ctypes.data, leaves[1].ctypes.data, 4) == -1
+    sizes, offsets = np.array([4], np.uint64), np.array([0], np.uint64)
+    pairs = (pointers[:1], pointers[1:], sizes, offsets, out)
+    for code, left_summed, right_summed in ((0, 0, 1), (9, 0, 0), (-1, 1, 1)):
+        assert (
+            c.lane_add_pairs(code, left_summed, right_summed, 1, *(each.ctypes.data for each in pairs)) == -1
+        )
     assert out.tolist() == [7.0] * 4
 
 

@@ -128,7 +128,7 @@ def test_a_partial_sum_is_not_rounded(leaf: str) -> None:
     half_unit = float(ml_dtypes.finfo(leaf).eps) / 2
     values = np.array([[1.0], [half_unit], [half_unit]]).astype(leaf)
     partial = np.empty(1, np.float32)
-    add_into(partial, values[0], values[1])
+    add_into(partial, [0], values[:1], values[1:2])
     assert partial[0] == 1.0 + half_unit
     out = np.empty(1, leaf)
     combine(out, {Node(0, 2): partial, Node(2, 3): values[2]}, 3)
