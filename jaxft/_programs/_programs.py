@@ -506,7 +506,7 @@ class Programs:
             # Raised by the check of the arguments, before anything runs; the text says which one and why.
             raise OtherTypes(
                 "A fault-tolerant step was called with arrays of other types or shardings than it was compiled "
-                f"for. Between two calls the state must keep its types. {error}"
+                f"for. Between two calls the state must keep its types.{_place_it(inputs)} {error}"
             ) from error
         except Exception as error:
             if (found := special(error)) is None:
@@ -523,6 +523,16 @@ class Programs:
         if key not in self._known:
             self._known[key] = self.siblings(self.unflatten(state), batch)
         return self._known[key]
+
+
+def _place_it(inputs: Sequence[Any]) -> str:
+    """What helps where a step brings a state that lies nowhere to the mesh of a `jax.shard_map`."""
+    if all(len(array.sharding.device_set) < 2 for array in inputs if isinstance(array, jax.Array)):
+        return ""
+    return (
+        " If the step computes on a mesh that the state does not lie on, as in a jax.shard_map, place the state "
+        "on it before the first call: jax.device_put(state, jax.NamedSharding(mesh, jax.P()))."
+    )
 
 
 def batch_key(leaves: Sequence[Any], tree: PyTreeDef) -> BatchKey:

@@ -13,6 +13,7 @@ from step_models import MuNuParams, bits, identity, mlp_adam
 
 import jaxft
 from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import OtherTypes
 from jaxft._programs._shardings import pins
 
 AXES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
@@ -335,6 +336,31 @@ def test_rows_of_the_batch_that_are_read_after_an_exchange(placed: bool, exchang
     assert found.sharding == wanted.sharding
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_allclose(ours["after"], metrics["after"], rtol=1e-5)
+
+
+def test_a_step_that_brings_its_state_to_a_mesh_is_told_to_place_it_there() -> None:
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    on_mesh = jax.shard_map(
+        lambda *args: args, mesh=mesh, in_specs=(P("x"), P("x")), out_specs=(P("x"), P("x"))
+    )
+
+    def train_step(w: jax.Array, rows: jax.Array) -> Any:
+        for _ in range(2):
+            w, rows = on_mesh(w, rows)
+            w = w - 0.1 * jaxft.pmean(jax.grad(lambda w, rows=rows: jnp.mean((rows @ w - 1.0) ** 2))(w))
+        return w, {}
+
+    def rows_of(step: int, shard: int) -> np.ndarray:
+        return np.random.default_rng([step, shard]).standard_normal((8, 8), dtype=np.float32)
+
+    def train(w: jax.Array) -> None:
+        step = jaxft.fault_tolerant(train_step, None, shards=2)
+        for _ in range(2):
+            w, _ = step(w, rows_of)
+
+    train(jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P())))
+    with pytest.raises(OtherTypes, match="on it before the first call"):
+        train(jnp.ones(8))
 
 
 # Which parameter a contribution belongs to
