@@ -9,11 +9,15 @@ closes over are none, though they have the same fingerprint (`_fingerprint.py`),
 from collections.abc import Hashable
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._slice import Part
 
 _PLAIN = (bool, int, str, bytes, type(None))
+_NUMBERS = (float, complex, np.generic)
 
 
 class Twins:
@@ -43,7 +47,7 @@ class Twins:
 
         def name(atom: Atom) -> Hashable:
             if not _compat.is_var(atom):
-                return self._value(atom.val), _type(atom.aval)
+                return _literal(atom.val), _type(atom.aval)
             return names.setdefault(atom, len(names)), _type(atom.aval)
 
         return (
@@ -66,11 +70,18 @@ class Twins:
     def _value(self, value: Any) -> Hashable:
         if isinstance(value, _PLAIN):
             return type(value), value
+        if isinstance(value, _NUMBERS):
+            return _literal(value)
         if isinstance(value, tuple | list):
             return type(value), tuple(map(self._value, value))
         if _compat.is_jaxpr(value):
             return "jaxpr", self._jaxpr(value)
         return id(value)
+
+
+def _literal(value: Any) -> Hashable:
+    """A number by its bits: 0.0 equals -0.0, and a NaN nothing. JAX wraps those of numpy."""
+    return type(value), id(value) if isinstance(value, jax.Array) else np.asarray(value).tobytes()
 
 
 def _type(aval: Any) -> Hashable:

@@ -297,6 +297,41 @@ def assert_rounds(one: Any, rounds: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+def test_rounds_of_a_loop_in_python_share_programs_too() -> None:
+    """Each is traced by itself, with separate literals."""
+    rounds = 6
+
+    def train_step(w: jax.Array, batch: jax.Array) -> Any:
+        mean = jnp.zeros(5)
+        for number in range(rounds):
+            grads = jax.grad(lambda w, row=batch[number % 2]: jnp.mean((row @ w - 0.5) ** 2))(w)
+            mean = 0.9 * mean + 0.1 * jaxft.pmean(grads)
+            w = w - 1e-2 * mean / (jnp.sqrt(jnp.square(mean).sum()) + np.float32(1e-3))
+        return w, {}
+
+    executables = cut_programs(train_step, jnp.zeros(5), batch_for(0, 0)).executables.computes
+    assert len(executables) == rounds
+    assert len(set(map(id, executables))) <= 4
+
+
+@pytest.mark.parametrize(
+    ("some", "other"),
+    [
+        (0.5, 0.25),
+        (0.0, -0.0),
+        (np.float32(1.0), np.float32(np.nextafter(np.float32(1), np.float32(2)))),
+        (1, 2),
+    ],
+)
+def test_rounds_with_other_numbers_are_other_programs(some: Any, other: Any) -> None:
+    def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
+        value = other if number == 3 else some
+        inverse = 1 / jnp.where(rows.mean(0) + w > 1e9, w, value)
+        return jnp.where(jnp.isinf(inverse), jnp.sign(inverse), inverse)
+
+    assert_rounds(one, 6)
+
+
 def test_rounds_that_call_other_host_functions_are_other_programs() -> None:
     """A fingerprint describes them by their names, which are the same."""
 
