@@ -37,6 +37,7 @@ def run_storm(
     return_s: float = FIRST_RETURN_S,
     most_pace_s: float = MOST_PACE_S,
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
+    silence_advice: str = "",
 ) -> RunRecord:
     """Train under the storm, through the fault-injecting network if a fault needs it. For the rest see `Storm`."""
     network: Network | None = None
@@ -67,7 +68,14 @@ def run_storm(
             return_s=return_s,
             most_pace_s=most_pace_s,
         )
-        record = run_job(job, display, storm, title="storm", silence_timeout_s=silence_timeout_s)
+        record = run_job(
+            job,
+            display,
+            storm,
+            title="storm",
+            silence_timeout_s=silence_timeout_s,
+            silence_advice=silence_advice,
+        )
         return replace(record, planned_faults=storm.planned_faults)
 
 

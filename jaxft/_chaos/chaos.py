@@ -20,7 +20,7 @@ from jaxft._launch._display import Display, PlainDisplay
 from jaxft._launch._job import Job, Program
 from jaxft._launch._processes import Processes
 from jaxft._launch._record import RunRecord
-from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
+from jaxft._launch._run import SILENCE_TIMEOUT_S, failure_text, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
 from jaxft._launch._verdict import Verdict, first_difference, judge
 
@@ -34,6 +34,7 @@ PACE_SHARE = 1 / 12
 TAIL_SHARE = 1 / 3
 # Long enough for any plan: used to reject impossible plans before anything is started.
 ANY_STEP = 10**6
+SILENCE_ADVICE = " (compiling may take longer: then pass a larger --silence-timeout-s)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +128,13 @@ class _Runs:
             Storm(self.display, ()),
             title=name,
             silence_timeout_s=self.options.silence_timeout_s,
+            silence_advice=SILENCE_ADVICE,
         )
         self.processes.end([coordinator.child])
-        if job.current("group-0").status == 0 and not record.committed_steps:
+        first = job.current("group-0")
+        # A program that we ended because it was silent may end with status 0 too.
+        ended_itself = record.problems in ((), (failure_text(first),))
+        if ended_itself and first.status == 0 and not record.committed_steps:
             raise LaunchError(
                 "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "
                 "`with jaxft.Manager() as manager:` and call its step there? Or did it find "
@@ -137,7 +142,6 @@ class _Runs:
                 "a separate folder for each run."
             )
         _check_fresh(record)
-        first = job.current("group-0")
         return record, first.steps[0].t_s - first.launched_s if first.steps else 0.0
 
     def _storm(self, steps: int, *, return_s: float) -> RunRecord:
@@ -169,6 +173,7 @@ class _Runs:
             return_s=return_s,
             most_pace_s=most_pace_s,
             silence_timeout_s=options.silence_timeout_s,
+            silence_advice=SILENCE_ADVICE,
         )
         self.processes.end([coordinator.child])
         _check_fresh(record)

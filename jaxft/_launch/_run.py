@@ -32,12 +32,13 @@ def run_job(
     *,
     title: str,
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
+    silence_advice: str = "",
 ) -> RunRecord:
     """Launch all groups, let the watcher strike, and return what happened once every group has ended.
 
     A group that fails by itself, or a job that hangs, ends the run at once. It becomes a problem in the record, and
-    the end of the failed process's log is shown. One that returns once the job is over ends it as well: the job was
-    too short.
+    the end of the failed process's log is shown; `silence_advice` follows the words about a job that hangs. A group
+    that returns once the job is over ends the run as well: the job was too short.
     """
     began_s = time.time()
     problems: list[str] = []
@@ -66,7 +67,9 @@ def run_job(
         elif job.over:
             break
         elif time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_timeout_s:
-            problems.append(f"the job hangs: no group reported a step for {silence_timeout_s:.0f} s")
+            problems.append(
+                f"the job hangs: no group reported a step for {silence_timeout_s:.0f} s{silence_advice}"
+            )
             for group in job.groups:
                 display.say(job.current(group).child.log_tail())
         else:
