@@ -9,6 +9,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from jaxft._chaos._options import StormOptions
@@ -141,6 +142,7 @@ class _Runs:
                 "the checkpoint of an earlier run? Then pass it {folder} in its command: "
                 "a separate folder for each run."
             )
+        _check_one_job(record)
         _check_fresh(record)
         return record, first.steps[0].t_s - first.launched_s if first.steps else 0.0
 
@@ -196,6 +198,18 @@ class _Runs:
             f"the program is not deterministic: it ran undisturbed twice, and {where}. Fix its seeds, its order of "
             "data and its kernels first (docs/guarantees.md says what is needed)"
         )
+
+
+def _check_one_job(record: RunRecord) -> None:
+    """Raise LaunchError if a program that ran undisturbed trained more than one job, as its step numbers show."""
+    for history in record.histories:
+        for one, next_one in pairwise(history.steps):
+            if next_one.step <= one.step:
+                raise LaunchError(
+                    f"The program has several jobs: its steps begin again at {next_one.step} after step {one.step}. "
+                    "`jaxft chaos` compares the steps of one job: run it with the part of the program that trains "
+                    "one job, with one jaxft.Manager(...)."
+                )
 
 
 def _check_fresh(record: RunRecord) -> None:
