@@ -134,7 +134,7 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         s_per_step=_s_per_step(disturbed),
         undisturbed_s_per_step=None if undisturbed is None else _s_per_step(undisturbed),
         problems=_problems(disturbed, undisturbed, kills, faults),
-        too_short=_too_short(disturbed),
+        too_short=_too_short(disturbed, kills, faults),
     )
 
 
@@ -153,9 +153,9 @@ def _problems(
             problems.append(
                 f"a survivor did not commit again after {kill.group} was killed at step {kill.step}"
             )
-        if outcome.back_s is None:
+        if outcome.back_s is None and not _came_too_late(kill.group, disturbed):
             problems.append(f"{kill.group}, killed at step {kill.step}, did not contribute again")
-    problems += _fault_problems(faults)
+    problems += _fault_problems(faults, disturbed)
     if len(disturbed.committed_steps) != disturbed.planned_steps:
         committed = len(disturbed.committed_steps)
         problems.append(f"{committed} steps were committed instead of {disturbed.planned_steps}")
@@ -170,7 +170,9 @@ def _problems(
     return tuple(problems)
 
 
-def _too_short(disturbed: RunRecord) -> tuple[str, ...]:
+def _too_short(
+    disturbed: RunRecord, kills: tuple[KillOutcome, ...], faults: tuple[FaultOutcome, ...]
+) -> tuple[str, ...]:
     if disturbed.problems:
         return ()
     if disturbed.too_short:
@@ -179,21 +181,46 @@ def _too_short(disturbed: RunRecord) -> tuple[str, ...]:
         (len(disturbed.kills), disturbed.planned_kills, "kills"),
         (len(disturbed.faults), disturbed.planned_faults, "faults"),
     )
-    return tuple(
+    unplaced = (
         f"only {placed} of {planned} {what} could be placed before the job was over; give it more steps"
         for placed, planned, what in counts
         if placed < planned
     )
+    return (*unplaced, *_late_returns(disturbed, kills, faults))
 
 
-def _fault_problems(faults: tuple[FaultOutcome, ...]) -> Iterator[str]:
+def _late_returns(
+    disturbed: RunRecord, kills: tuple[KillOutcome, ...], faults: tuple[FaultOutcome, ...]
+) -> Iterator[str]:
+    away = [(o.kill.group, f"killed at step {o.kill.step}") for o in kills if o.back_s is None]
+    away += [
+        (group, f"away after the {o.fault.kind} at step {o.fault.step}")
+        for o in faults
+        for group, wait_s in o.again_s.items()
+        if wait_s is None
+    ]
+    for group, why in away:
+        if _came_too_late(group, disturbed):
+            yield f"{group}, {why}, came back only after the last step; give the job more steps"
+
+
+def _came_too_late(group: str, record: RunRecord) -> bool:
+    """Whether a group fetched the state after the job's last step, instead of taking part in that step."""
+    last = record.last(group)
+    if last is None or last.finished is None or last.finished.digest is None:
+        return False
+    events = [event for event in last.steps if event.step == record.planned_steps]
+    return last.finished.step == record.planned_steps and any(not event.live for event in events)
+
+
+def _fault_problems(faults: tuple[FaultOutcome, ...], record: RunRecord) -> Iterator[str]:
     for outcome in faults:
         fault = outcome.fault
         where = f"{fault.kind} of {fault.group} at step {fault.step}"
         if outcome.standstill_s is None:
             yield f"no group committed a step after the {where}"
         for group, wait_s in outcome.again_s.items():
-            if wait_s is None:
+            if wait_s is None and not _came_too_late(group, record):
                 yield f"{group} did not take part again after the {where}"
 
 

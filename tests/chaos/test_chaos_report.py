@@ -190,6 +190,19 @@ def test_a_fault_after_which_nothing_moves_or_that_was_not_placed_is_a_problem()
     assert not missing.ok
 
 
+def test_a_victim_of_a_stop_that_only_fetched_the_last_state_found_the_job_too_short() -> None:
+    run = with_faults(stop(12.0, 6.5, 5))
+    *others, last = run.histories
+    caught_up = event(STEPS, attempts=0)
+    late = replace(last, steps=(*last.steps[:4], caught_up))
+    judged = judge(replace(run, histories=(*others, late)), undisturbed())
+    assert judged.problems == ()
+    assert judged.too_short == (
+        "group-2, away after the stop at step 12, came back only after the last step; give the job more steps",
+    )
+    assert judged.incomplete
+
+
 def test_only_a_failure_is_one_to_investigate(capsys: pytest.CaptureFixture[str]) -> None:
     broken = replace(record(), problems=("the job hangs",))
     for run, status, asks in (

@@ -108,6 +108,21 @@ def test_a_victim_that_never_contributed_again_is_a_failure() -> None:
     assert verdict.problems == ("group-1, killed at step 3, did not contribute again",)
 
 
+def test_a_victim_that_only_fetched_the_last_state_found_the_job_too_short() -> None:
+    record = disturbed()
+    caught_up = replace(record.histories[2].steps[0], step=10)
+    late = replace(record.histories[2], steps=(caught_up,))
+    verdict = judge(with_history(record, late), undisturbed())
+    assert verdict.kills[0].back_s is None
+    assert verdict.problems == ()
+    assert verdict.too_short == (
+        "group-1, killed at step 3, came back only after the last step; give the job more steps",
+    )
+    assert verdict.incomplete
+    other = replace(late, finished=finished(10, "d1"))
+    assert not judge(with_history(record, other), undisturbed()).incomplete
+
+
 def test_a_survivor_that_never_committed_again_is_a_failure() -> None:
     record = disturbed()
     silent = replace(record.histories[0], steps=record.histories[0].steps[:3])
