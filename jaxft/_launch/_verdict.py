@@ -144,21 +144,9 @@ def _problems(
     kills: tuple[KillOutcome, ...],
     faults: tuple[FaultOutcome, ...],
 ) -> tuple[str, ...]:
-    if disturbed.problems or disturbed.too_short:
+    if disturbed.problems:
         return disturbed.problems  # it was cut short, which explains whatever else is missing
-    problems: list[str] = []
-    for outcome in kills:
-        kill = outcome.kill
-        if outcome.stall_s is None:
-            problems.append(
-                f"a survivor did not commit again after {kill.group} was killed at step {kill.step}"
-            )
-        if outcome.back_s is None and not _came_too_late(kill.group, disturbed):
-            problems.append(f"{kill.group}, killed at step {kill.step}, did not contribute again")
-    problems += _fault_problems(faults, disturbed)
-    if len(disturbed.committed_steps) != disturbed.planned_steps:
-        committed = len(disturbed.committed_steps)
-        problems.append(f"{committed} steps were committed instead of {disturbed.planned_steps}")
+    problems = [] if disturbed.too_short else [*_missing(disturbed, kills, faults)]
     for history in disturbed.histories:
         if history.finished is not None and history.finished.ledger is False:
             problems.append(f"the samples that {history.group} used: {history.finished.ledger_text}")
@@ -168,6 +156,22 @@ def _problems(
     if lost := lost_steps(undisturbed.histories):
         problems.append(f"undisturbed run: step {lost[0].step}: {lost[0].why}")
     return tuple(problems)
+
+
+def _missing(
+    disturbed: RunRecord, kills: tuple[KillOutcome, ...], faults: tuple[FaultOutcome, ...]
+) -> Iterator[str]:
+    """Tell what did not happen in a run that was not cut short."""
+    for outcome in kills:
+        kill = outcome.kill
+        if outcome.stall_s is None:
+            yield f"a survivor did not commit again after {kill.group} was killed at step {kill.step}"
+        if outcome.back_s is None and not _came_too_late(kill.group, disturbed):
+            yield f"{kill.group}, killed at step {kill.step}, did not contribute again"
+    yield from _fault_problems(faults, disturbed)
+    if len(disturbed.committed_steps) != disturbed.planned_steps:
+        committed = len(disturbed.committed_steps)
+        yield f"{committed} steps were committed instead of {disturbed.planned_steps}"
 
 
 def _too_short(

@@ -92,8 +92,8 @@ def _conclusion(verdict: Verdict) -> str:
         return "VERDICT: nothing was lost, and the result is the undisturbed run's, bit for bit."
     if verdict.incomplete:
         return (
-            "VERDICT: INCOMPLETE. Nothing was lost, and no bit differs from the undisturbed run's, but the job was "
-            "over too soon for the whole plan."
+            f"VERDICT: INCOMPLETE. Nothing was lost, {_compared(verdict)} the job was over too soon for the whole "
+            "plan."
         )
     reasons = ["VERDICT: FAILED."]
     if verdict.lost:
@@ -107,6 +107,14 @@ def _conclusion(verdict: Verdict) -> str:
     if verdict.problems or verdict.too_short:
         reasons.append("Not everything went as planned.")
     return " ".join(reasons)
+
+
+def _compared(verdict: Verdict) -> str:
+    """Say how far the result of an incomplete storm is the undisturbed run's."""
+    if any(digest is not None for digest in verdict.digests.values()):
+        return "and no bit differs from the undisturbed run's, but"
+    what = "loss" if verdict.tells_losses else "state"
+    return f"and no {what} of a step differs from the undisturbed run's, but no group finished, and"
 
 
 def lost_text(verdict: Verdict) -> str:

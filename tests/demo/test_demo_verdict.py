@@ -202,6 +202,30 @@ def test_what_is_worse_than_too_few_steps_is_a_failure() -> None:
         assert "VERDICT: FAILED." in verdict_text(verdict, seed=1)
 
 
+def test_a_job_that_was_too_short_is_checked_as_far_as_it_came() -> None:
+    record = replace(disturbed(), too_short="group-1 returned only after the job was over")
+    end = replace(finished(10), ledger=False, ledger_text="sample 3 was used twice")
+    wrong = judge(with_history(record, replace(record.histories[0], finished=end)), undisturbed())
+    assert wrong.problems == ("the samples that group-0 used: sample 3 was used twice",)
+    assert not wrong.incomplete
+    hangs = judge(record, replace(undisturbed(), problems=("a hang",)))
+    assert hangs.problems == ("undisturbed run: a hang",)
+    assert not hangs.incomplete
+
+
+def test_without_a_final_state_only_the_steps_are_said_to_be_equal() -> None:
+    record = replace(disturbed(), too_short="group-1 returned only after the job was over")
+    for history in record.histories:
+        record = with_history(record, replace(history, finished=None))
+    verdict = judge(record, undisturbed())
+    assert verdict.incomplete
+    first, *_ = verdict_text(verdict, seed=1).splitlines()
+    assert first == (
+        "VERDICT: INCOMPLETE. Nothing was lost, and no loss of a step differs from the undisturbed run's, but no "
+        "group finished, and the job was over too soon for the whole plan."
+    )
+
+
 def test_an_undisturbed_run_that_lost_something_is_no_measure() -> None:
     record = undisturbed()
     for index in range(3):
