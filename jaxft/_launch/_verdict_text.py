@@ -3,7 +3,7 @@
 import importlib.metadata
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from jaxft._launch._record import Kill
 from jaxft._launch._verdict import Verdict
@@ -24,6 +24,7 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
         "digests_equal": verdict.digests_equal,
         "matches_undisturbed": verdict.matches_undisturbed,
         "ok": verdict.ok,
+        "verdict": verdict_word(verdict),
         "seed": seed,
         "ranks_per_group": verdict.nproc,
         "victims": [outcome.kill.group for outcome in verdict.kills],
@@ -38,8 +39,16 @@ def verdict_json(verdict: Verdict, *, seed: int) -> dict[str, Any]:
         "s_per_step": rounded(verdict.s_per_step, 4),
         "undisturbed_s_per_step": rounded(verdict.undisturbed_s_per_step, 4),
         "problems": [*verdict.problems, *verdict.too_short],
+        "too_short": list(verdict.too_short),
         "versions": versions(),
     }
+
+
+def verdict_word(verdict: Verdict) -> Literal["success", "incomplete", "failed"]:
+    """Return the conclusion as one word, for programs."""
+    if verdict.ok:
+        return "success"
+    return "incomplete" if verdict.incomplete else "failed"
 
 
 def verdict_text(verdict: Verdict, *, seed: int) -> str:

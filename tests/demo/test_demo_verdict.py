@@ -184,7 +184,10 @@ def test_a_job_that_is_over_before_its_faults_is_no_failure_and_no_success(
         assert text.startswith("VERDICT: INCOMPLETE. Nothing was lost, and no bit differs")
         (line,) = [line for line in text.splitlines() if line.startswith("  too short")]
         assert told in line
-        assert told in verdict_json(verdict, seed=1)["problems"][0]
+        result = verdict_json(verdict, seed=1)
+        assert result["verdict"] == "incomplete"
+        assert told in result["problems"][0]
+        assert result["too_short"] == result["problems"]
 
 
 def test_what_is_worse_than_too_few_steps_is_a_failure() -> None:
@@ -200,6 +203,7 @@ def test_what_is_worse_than_too_few_steps_is_a_failure() -> None:
         assert not verdict.ok
         assert not verdict.incomplete, verdict
         assert "VERDICT: FAILED." in verdict_text(verdict, seed=1)
+        assert verdict_json(verdict, seed=1)["verdict"] == "failed"
 
 
 def test_a_job_that_was_too_short_is_checked_as_far_as_it_came() -> None:
@@ -260,6 +264,8 @@ def test_json_has_the_promised_keys_first_and_rounds() -> None:
     assert result["digests_equal"] is True
     assert result["matches_undisturbed"] is True
     assert result["ok"] is True
+    assert result["verdict"] == "success"
+    assert result["problems"] == result["too_short"] == []
     assert result["seed"] == 7
     assert result["victims"] == ["group-1"]
     assert result["undisturbed_s_per_step"] == 1.0
