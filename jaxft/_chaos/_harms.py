@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from jaxft._chaos._faults import Cutoff, Damage, End, FaultKind, LinkFault, Victim, Way
-from jaxft._chaos._network import Network, Pair
+from jaxft._chaos._network import LEAST_DAMAGED_BYTES, Network, Pair
 from jaxft._chaos._work import members_at_work
 from jaxft._launch._coordinator import Coordinator
 from jaxft._launch._display import Display
@@ -19,6 +19,8 @@ from jaxft._launch._record import Fault
 
 # A hang that was ordered starts in the next step, or never if the group was evicted meanwhile.
 HANG_BEGINS_S = 30.0
+# A group receives data in every step with others, so damage that has not come in so many of them will not come.
+DAMAGE_WITHIN_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,8 @@ class Cut(Harm):
 class Corruption(Harm):
     """Bits flip in data that a group receives: in an exchange, or in its heal, from one donor or from each.
 
-    Over when it has happened; in a heal, not before the group is back.
+    Over when it has happened; in a heal, not before the group is back. `found_nothing`: all that the group received
+    was too small to damage.
     """
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, network: Network) -> None:
@@ -178,6 +181,8 @@ class Corruption(Harm):
         self._network = network
         self._number = job.current(victim.group).number
         self._damaged = network.damaged
+        self._exchanges = self._count_exchanges(job)
+        self.found_nothing = False
         self._in_heal = victim.how is not Damage.IN_AN_EXCHANGE
         pairs = network.around(victim.group, out=False)
         times = len(pairs) if victim.how is Damage.EACH_DONOR else 1
@@ -188,19 +193,29 @@ class Corruption(Harm):
             self._begins()
 
     def over(self, job: Job) -> bool:
-        if not self._in_heal:
-            if self._began_s is not None:
-                self._ends(job)
-            return self._began_s is not None
-        back = job.current(self.group).number > self._number and self.group in members_at_work(job)
-        if not back:
+        if not self._has_passed(job) and (self._in_heal or self._began_s is None):
             return False
         self._network.spare()
+        self.pursue(job)  # it may have happened since
         if self._began_s is None:
-            self._display.say(f"{self.group} is back, but none of the data that it fetched could be damaged")
+            self.found_nothing = True
+            where = "its heal" if self._in_heal else f"{DAMAGE_WITHIN_STEPS} exchanges"
+            self._display.say(
+                f"corrupt: nothing that {self.group} received in {where} could be damaged, since no piece of it had "
+                f"{LEAST_DAMAGED_BYTES} bytes"
+            )
         else:
             self._ends(job)
         return True
+
+    def _has_passed(self, job: Job) -> bool:
+        """Whether the group has received all that might be damaged."""
+        if not self._in_heal:
+            return self._count_exchanges(job) >= self._exchanges + DAMAGE_WITHIN_STEPS
+        return job.current(self.group).number > self._number and self.group in members_at_work(job)
+
+    def _count_exchanges(self, job: Job) -> int:
+        return sum(event.live and len(event.members) > 1 for event in job.current(self.group).steps)
 
 
 class CoordinatorDeath(Harm):

@@ -76,7 +76,7 @@ def run_storm(
             silence_timeout_s=silence_timeout_s,
             silence_advice=silence_advice,
         )
-        return replace(record, planned_faults=storm.planned_faults)
+        return replace(record, planned_faults=storm.planned_faults, undamaged=storm.undamaged)
 
 
 def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from jaxft._chaos._faults import COORDINATOR, FaultKind, Victim
-from jaxft._chaos._harms import Harm, Reach, begin
+from jaxft._chaos._harms import Corruption, Harm, Reach, begin
 from jaxft._chaos._kills import Death
 from jaxft._chaos._schedule import Strike
 from jaxft._chaos._work import members_at_work, others_at_work
@@ -60,6 +60,7 @@ class Storm:
         victims = [victim for strike in strikes for victim in strike.victims]
         self.planned_kills = sum(victim.kind is FaultKind.KILL for victim in victims)
         self.planned_faults = len(victims) - self.planned_kills
+        self.undamaged = 0
         self._display = display
         self._reach = reach or Reach()
         self._lasts_s = lasts_s
@@ -111,7 +112,9 @@ class Storm:
         return begin(victim, strike, job, self._display, self._reach)
 
     def _see_off(self, harm: Death | Harm, job: Job) -> None:
-        """Record which groups are away, and since when."""
+        """Record which groups are away, and since when; and what found nothing to damage."""
+        if isinstance(harm, Corruption) and harm.found_nothing:
+            self.undamaged += 1
         if isinstance(harm, Death):
             if harm.kill is None:
                 return

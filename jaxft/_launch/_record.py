@@ -76,6 +76,7 @@ class RunRecord:
     """A whole run of groups with `nproc` processes each.
 
     Attributes:
+        undamaged: the number of corruptions that found no data large enough to damage.
         problems: failures that we did not inject.
         too_short: what was late for the end of the job, if something was.
     """
@@ -87,6 +88,7 @@ class RunRecord:
     kills: tuple[Kill, ...] = ()
     planned_faults: int = 0
     faults: tuple[Fault, ...] = ()
+    undamaged: int = 0
     histories: tuple[History, ...] = ()
     problems: tuple[str, ...] = ()
     too_short: str = ""

@@ -51,7 +51,7 @@ class Verdict:
         s_per_step: of the run with kills, from its first commit to its last.
         undisturbed_s_per_step: of the run without kills.
         problems: other reasons why this is not a success.
-        too_short: what of the plan the job's steps had no room for.
+        too_short: what of the plan the job had no room for: in its steps, or in its data.
     """
 
     nproc: int
@@ -100,7 +100,7 @@ class Verdict:
 
     @property
     def incomplete(self) -> bool:
-        """Whether this is no success only because the job had too few steps for the plan."""
+        """Whether this is no success only because the job had no room for the whole plan."""
         compared = bool(self.too_short and self.undisturbed_digests)
         return compared and not (self.lost or self.problems or self.differs)
 
@@ -179,18 +179,28 @@ def _too_short(
 ) -> tuple[str, ...]:
     if disturbed.problems:
         return ()
+    undamaged = _undamaged(disturbed)
     if disturbed.too_short:
-        return (disturbed.too_short,)
+        return (disturbed.too_short, *undamaged)
     counts = (
-        (len(disturbed.kills), disturbed.planned_kills, "kills"),
-        (len(disturbed.faults), disturbed.planned_faults, "faults"),
+        (len(disturbed.kills), disturbed.planned_kills, "kills", 0),
+        (len(disturbed.faults), disturbed.planned_faults, "faults", disturbed.undamaged),
     )
     unplaced = (
         f"only {placed} of {planned} {what} could be placed before the job was over; give it more steps"
-        for placed, planned, what in counts
-        if placed < planned
+        for placed, planned, what, without_data in counts
+        if placed + without_data < planned
     )
-    return (*unplaced, *_late_returns(disturbed, kills, faults))
+    return (*unplaced, *undamaged, *_late_returns(disturbed, kills, faults))
+
+
+def _undamaged(disturbed: RunRecord) -> Iterator[str]:
+    if count := disturbed.undamaged:
+        what = "1 corruption" if count == 1 else f"{count} corruptions"
+        yield (
+            f"{what} found no piece of 4 KiB to damage: the program's state is too small for this fault, or the "
+            "victim fetched too little of it; leave out corrupt from --faults"
+        )
 
 
 def _late_returns(

@@ -81,7 +81,7 @@ def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:
     lines = [_conclusion(verdict)]
     lines += (f"  {label:<{LABEL_WIDTH}} {text}" for label, text in fields.items())
     lines += (f"  {'problem':<{LABEL_WIDTH}} {problem}" for problem in verdict.problems)
-    lines += (f"  {'too short':<{LABEL_WIDTH}} {problem}" for problem in verdict.too_short)
+    lines += (f"  {'no room':<{LABEL_WIDTH}} {problem}" for problem in verdict.too_short)
     return "\n".join(lines)
 
 
@@ -100,10 +100,7 @@ def _conclusion(verdict: Verdict) -> str:
     if verdict.ok:
         return "VERDICT: nothing was lost, and the result is the undisturbed run's, bit for bit."
     if verdict.incomplete:
-        return (
-            f"VERDICT: INCOMPLETE. Nothing was lost, {_compared(verdict)} the job was over too soon for the whole "
-            "plan."
-        )
+        return f"VERDICT: INCOMPLETE. Nothing was lost, {_compared(verdict)} the job had no room for the whole plan."
     reasons = ["VERDICT: FAILED."]
     if verdict.lost:
         reasons.append("Work was lost.")

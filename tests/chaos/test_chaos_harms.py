@@ -24,7 +24,7 @@ from jaxft._chaos._faults import (
     Victim,
     Way,
 )
-from jaxft._chaos._harms import CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
+from jaxft._chaos._harms import DAMAGE_WITHIN_STEPS, CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
 from jaxft._chaos._network import Network
 from jaxft._chaos._schedule import Strike
 from jaxft._chaos._storm import Storm
@@ -204,6 +204,7 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
         scene.commit(10, *GROUPS)
         harm.pursue(scene.job)
         assert harm.over(scene.job)
+        assert harm.found_nothing == (not came)
         assert len(scene.job.faults) == 1
 
 
@@ -217,6 +218,23 @@ def test_damage_in_an_exchange_is_over_when_it_has_happened(scene: Scene) -> Non
     assert harm.over(scene.job)
     (fault,) = scene.job.faults
     assert (fault.how, fault.seconds) == (Damage.IN_AN_EXCHANGE, 0.0)
+
+
+def test_exchanges_with_nothing_to_damage_hold_up_no_other_strike(scene: Scene) -> None:
+    strikes = (
+        Strike(1, (Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.IN_AN_EXCHANGE),)),
+        Strike(1, (Victim("group-0", "any", kind=FaultKind.STOP, seconds=0.1),)),
+    )
+    storm = Storm(scene.display, strikes, Reach(network=scene.network))
+    scene.commit(1, *GROUPS)
+    storm.strike(scene.job)
+    for step in range(DAMAGE_WITHIN_STEPS):
+        assert storm.undamaged == 0
+        scene.commit(2 + step, *GROUPS)
+        storm.strike(scene.job)
+    until(lambda: storm.strike(scene.job) or scene.job.faults)
+    assert storm.undamaged == 1
+    assert [fault.kind for fault in scene.job.faults] == ["stop"]
 
 
 def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> None:

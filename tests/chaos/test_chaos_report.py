@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxft._chaos._network import LEAST_DAMAGED_BYTES
 from jaxft._chaos._options import StormOptions
 from jaxft._chaos._report import costs_by_kind, median, p99, storm_json, storm_text
 from jaxft._chaos._runs import conclude
@@ -201,6 +202,17 @@ def test_a_victim_of_a_stop_that_only_fetched_the_last_state_found_the_job_too_s
         "group-2, away after the stop at step 12, came back only after the last step; give the job more steps",
     )
     assert judged.incomplete
+
+
+def test_faults_with_nothing_to_damage_need_no_more_steps() -> None:
+    run = replace(with_faults(stop(12.5, 1.0, 5)), planned_faults=3, undamaged=2)
+    judged = judge(run, undisturbed())
+    (told,) = judged.too_short
+    assert told.startswith(f"2 corruptions found no piece of {LEAST_DAMAGED_BYTES // 1024} KiB to damage")
+    assert "leave out corrupt from --faults" in told
+    assert judged.incomplete
+    both = judge(replace(run, planned_faults=4), undisturbed()).too_short
+    assert both == ("only 1 of 4 faults could be placed before the job was over; give it more steps", told)
 
 
 def test_only_a_failure_is_one_to_investigate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,7 @@ def test_a_job_that_is_over_before_its_faults_is_no_failure_and_no_success(
         assert not verdict.ok
         text = verdict_text(verdict, seed=1)
         assert text.startswith("VERDICT: INCOMPLETE. Nothing was lost, and no bit differs")
-        (line,) = [line for line in text.splitlines() if line.startswith("  too short")]
+        (line,) = [line for line in text.splitlines() if line.startswith("  no room")]
         assert told in line
         result = verdict_json(verdict, seed=1)
         assert result["verdict"] == "incomplete"
@@ -226,7 +226,7 @@ def test_without_a_final_state_only_the_steps_are_said_to_be_equal() -> None:
     first, *_ = verdict_text(verdict, seed=1).splitlines()
     assert first == (
         "VERDICT: INCOMPLETE. Nothing was lost, and no loss of a step differs from the undisturbed run's, but no "
-        "group finished, and the job was over too soon for the whole plan."
+        "group finished, and the job had no room for the whole plan."
     )
 
 
