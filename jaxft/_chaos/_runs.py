@@ -34,6 +34,7 @@ def run_storm(
     *,
     nproc: int = 1,
     lasts_s: float | None = None,
+    to_the_end: bool = True,
     return_s: float = FIRST_RETURN_S,
     most_pace_s: float = MOST_PACE_S,
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
@@ -65,6 +66,7 @@ def run_storm(
             strikes,
             Reach(network=network, coordinator=coordinator),
             lasts_s=lasts_s,
+            to_the_end=to_the_end,
             return_s=return_s,
             most_pace_s=most_pace_s,
         )

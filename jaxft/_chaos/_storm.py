@@ -5,7 +5,8 @@ to take part too: the last group that holds the state is never killed. A strike 
 after the death that made it return. The next strike waits until all victims of the last one are dead, and its other
 faults have ended. So the order of victims and phases is that of the plan on a machine of any speed; only the steps
 may be later. While strikes are overdue, the groups are ordered to take more time for each step, so that all faults
-fit into the job's steps. In a storm with a set duration, the steps are stretched to fill it.
+fit into the job's steps. In a storm with a set duration, the steps are stretched to fill it; if it is only meant for
+the faults, until the last victim is back.
 """
 
 import math
@@ -44,6 +45,7 @@ class Storm:
         reach: Reach | None = None,
         *,
         lasts_s: float | None = None,
+        to_the_end: bool = True,
         return_s: float = FIRST_RETURN_S,
         most_pace_s: float = MOST_PACE_S,
     ) -> None:
@@ -54,6 +56,7 @@ class Storm:
             strikes: the plan.
             reach: what faults of the network and of the coordinator go through.
             lasts_s: how long the storm should last, if steps are made longer for it.
+            to_the_end: whether it should also last that long if all victims are back earlier.
             return_s: how long the first return is expected to take.
             most_pace_s: by how much a step may be made longer.
         """
@@ -64,6 +67,7 @@ class Storm:
         self._display = display
         self._reach = reach or Reach()
         self._lasts_s = lasts_s
+        self._to_the_end = to_the_end
         self._began_s: float | None = None
         self._waiting = deque(enumerate(strikes))
         self._under_way: list[Death | Harm] = []
@@ -150,7 +154,7 @@ class Storm:
 
     def _pace_for_the_time(self, job: Job) -> float:
         """Return how much longer each step must take for the storm to last as long as it should."""
-        if self._lasts_s is None:
+        if self._lasts_s is None or (self._is_done and not self._to_the_end):
             return 0.0
         if job.committed_step == 0:  # quick steps would end before they could be made longer
             return self._in_units(self._lasts_s / _steps_left(job))
@@ -162,6 +166,11 @@ class Storm:
         # What a step takes without the pace, which is part of the measurement.
         own_s = max(0.0, min((event.seconds for event in newest), default=0.0) - self._pace_s)
         return self._in_units(max(0.0, left_s / _steps_left(job) - own_s))
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether all faults are over, and all victims are back."""
+        return not (self._waiting or self._under_way or self._away_since_s)
 
     def _in_units(self, pace_s: float) -> float:
         return min(math.ceil(pace_s / PACE_UNIT_S) * PACE_UNIT_S, self._most_pace_s)

@@ -172,6 +172,7 @@ class _Runs:
             self.display,
             nproc=options.nproc,
             lasts_s=lasts_s,
+            to_the_end=options.minutes is not None,
             return_s=return_s,
             most_pace_s=most_pace_s,
             silence_timeout_s=options.silence_timeout_s,

@@ -164,6 +164,26 @@ def test_a_death_that_nobody_ordered_is_a_failure(tmp_path: Path) -> None:
     assert failed.group == "group-0"
 
 
+@pytest.mark.parametrize("to_the_end", [False, True])
+def test_steps_are_not_stretched_once_all_victims_are_back(tmp_path: Path, to_the_end: bool) -> None:
+    """Unless the storm is to last for a set time."""
+    display = PlainDisplay(io.StringIO(), name="test")
+    job = make_job(tmp_path)
+    storm = Storm(display, (at(5, "group-1"),), lasts_s=500.0, to_the_end=to_the_end)
+
+    def pace_s(step: int, *members: str) -> float:
+        commit(job, step, *members)
+        storm.tell(job)
+        storm.strike(job)
+        return float([order for order in child(job, "group-0").orders if "pace" in order][-1].split()[1])
+
+    assert pace_s(5, *GROUPS) > 0
+    child(job, "group-1").ended = -signal.SIGKILL
+    assert pace_s(6, "group-0", "group-2") > 0
+    assert job.kills
+    assert (pace_s(7, *GROUPS) > 0) == to_the_end
+
+
 def test_steps_are_made_longer_only_while_a_strike_is_late(tmp_path: Path) -> None:
     job, storm = make_job(tmp_path, steps=100), storm_of(at(5, "group-1"))
     commit(job, 5 + LATE_STEPS, "group-0")
