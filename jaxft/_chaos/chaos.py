@@ -5,7 +5,6 @@ groups under the storm; and, if the results differ, undisturbed again, to tell a
 from a storm that changed the result. An agent in the library (`_agent`) reports steps and carries out orders.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from jaxft._chaos._options import StormOptions
 from jaxft._chaos._runs import conclude, run_storm
+from jaxft._chaos._sizing import few_steps_text, slowed_text
 from jaxft._chaos._storm import MOST_PACE_S, Storm
 from jaxft._launch._checks import LaunchError, check_command, check_installed, check_json_file
 from jaxft._launch._coordinator import COORDINATOR, Coordinator
@@ -23,7 +23,7 @@ from jaxft._launch._processes import Processes
 from jaxft._launch._record import RunRecord
 from jaxft._launch._run import SILENCE_TIMEOUT_S, failure_text, run_job
 from jaxft._launch._session import run_folder, signals_as_exit
-from jaxft._launch._verdict import Verdict, first_difference, judge
+from jaxft._launch._verdict import Verdict, first_difference, judge, s_per_step_of
 
 # The time for a fault and the return of its victim, at least.
 FAULT_S = 10.0
@@ -98,7 +98,7 @@ class _Runs:
         undisturbed, boot_s = self._undisturbed("undisturbed")
         if undisturbed.problems:
             raise LaunchError(f"The program fails without a storm: {'; '.join(undisturbed.problems)}.")
-        record = self._storm(undisturbed.planned_steps, return_s=max(FAULT_S, BOOTS * boot_s))
+        record = self._storm(undisturbed, return_s=max(FAULT_S, BOOTS * boot_s))
         verdict = judge(record, undisturbed)
         # Without a step, it may have found the checkpoint of an earlier run, as it would once more.
         if record.committed_steps and not verdict.differs:
@@ -146,22 +146,23 @@ class _Runs:
         _check_fresh(record)
         return record, first.steps[0].t_s - first.launched_s if first.steps else 0.0
 
-    def _storm(self, steps: int, *, return_s: float) -> RunRecord:
-        options = self.options
+    def _storm(self, undisturbed: RunRecord, *, return_s: float) -> RunRecord:
+        options, steps = self.options, undisturbed.planned_steps
         strikes = options.plan(last_step=steps - round(TAIL_SHARE * steps))
         flags = options.coordinator_flags(self.processes.folder / "coordinator")
         coordinator = Coordinator(self.processes, (*self.coordinator, *flags))
         lasts_s = 60 * options.minutes if options.minutes is not None else return_s * options.kills
         most_pace_s = max(MOST_PACE_S, PACE_SHARE * options.failure_timeout_s)
-        if steps * most_pace_s < lasts_s:
-            self.display.say(
-                f"{steps} steps are few for {lasts_s:.0f} s of faults, since each is made {most_pace_s:g} s longer "
-                "at most: a victim may return too late. Give the program "
-                f"{math.ceil(lasts_s / most_pace_s)} steps or more, or pass fewer --kills"
-            )
+        own_s = s_per_step_of(undisturbed) or 0.0
+        to_the_end = options.minutes is not None
+        if few := few_steps_text(steps, own_s=own_s, most_pace_s=most_pace_s, lasts_s=lasts_s):
+            self.display.say(few)
+        slowed = slowed_text(
+            steps, own_s=own_s, most_pace_s=most_pace_s, lasts_s=lasts_s, to_the_end=to_the_end
+        )
         self.display.say(
             f"the same {steps} steps in {options.groups} groups, {options.kills} {options.what}, "
-            f"--seed {options.seed}; steps are slowed down so that this lasts {lasts_s:.0f} s"
+            f"--seed {options.seed}{slowed}"
         )
         record = run_storm(
             options.group_names,
@@ -172,7 +173,7 @@ class _Runs:
             self.display,
             nproc=options.nproc,
             lasts_s=lasts_s,
-            to_the_end=options.minutes is not None,
+            to_the_end=to_the_end,
             return_s=return_s,
             most_pace_s=most_pace_s,
             silence_timeout_s=options.silence_timeout_s,

@@ -131,8 +131,8 @@ def judge(disturbed: RunRecord, undisturbed: RunRecord | None) -> Verdict:
         undisturbed_digests={} if undisturbed is None else _digests(undisturbed),
         first_difference=None if undisturbed is None else first_difference(disturbed, undisturbed),
         tells_losses=any(not math.isnan(e.loss) for h in disturbed.histories for e in h.steps),
-        s_per_step=_s_per_step(disturbed),
-        undisturbed_s_per_step=None if undisturbed is None else _s_per_step(undisturbed),
+        s_per_step=s_per_step_of(disturbed),
+        undisturbed_s_per_step=None if undisturbed is None else s_per_step_of(undisturbed),
         problems=_problems(disturbed, undisturbed, kills, faults),
         too_short=_too_short(disturbed, kills, faults),
     )
@@ -267,8 +267,8 @@ def _told(record: RunRecord) -> dict[int, tuple[str, str]]:
     return {e.step: (repr(e.loss), e.digest) for history in record.histories for e in history.steps if e.live}
 
 
-def _s_per_step(record: RunRecord) -> float | None:
-    """The mean over the whole run, including kills, between the first and the last commit."""
+def s_per_step_of(record: RunRecord) -> float | None:
+    """Return the mean over the whole run, including kills, between the first and the last commit."""
     commits = sorted((e.t_s, e.step) for history in record.histories for e in history.steps if e.live)
     if not commits or commits[-1][1] <= commits[0][1]:
         return None
