@@ -1,5 +1,6 @@
 """A coordinator on a free port, which can be killed and restarted on the same port."""
 
+import os
 import re
 import sys
 import time
@@ -54,7 +55,9 @@ class Coordinator:
         self._lives = 1
         self._host = host
         self._alive = alive
-        self._environment = {} if alive is None else {ALIVE_FILE: str(alive)}
+        # Not the seed of the groups: it keeps names from the network in tables.
+        seed = os.environ.get("PYTHONHASHSEED", "random")
+        self._environment = {"PYTHONHASHSEED": seed} | ({} if alive is None else {ALIVE_FILE: str(alive)})
         words = [*command, "--bind", self._bind(0)]
         try:
             self.child = processes.start(name, words, environment=self._environment)

@@ -18,7 +18,10 @@ from jaxft._launch._ranks import PORTS, Member, given_out
 
 REMOTE_SHELL = Path(__file__).with_name("_remote_shell.py")
 # Of the environment, what a program on another host should have too. The token goes another way.
-PASSED_ON = ("JAX", "XLA_", "NCCL_", "RCCL_", "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV")
+PASSED_ON = (
+    *("JAX", "XLA_", "NCCL_", "RCCL_"),
+    *("PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "PATH", "VIRTUAL_ENV"),
+)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 # What is said of this machine alone, or of one process.
 NOT_PASSED_ON = (

@@ -201,7 +201,9 @@ class Processes:
         self.folder = folder
         self._cwd = cwd
         none = () if keeps_token else ("JAXFT_TOKEN", *TLS_VARIABLES)
-        self._own = {"PYTHONUNBUFFERED": "1", **dict.fromkeys(none, "")}
+        # Sets of texts have one order in all groups: where a step goes through one, it is the same program in each.
+        seed = os.environ.get("PYTHONHASHSEED", "0")
+        self._own = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": seed, **dict.fromkeys(none, "")}
         self._children: list[Child] = []
         self._warm: dict[Warm, Child] = {}
 

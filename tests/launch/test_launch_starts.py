@@ -51,6 +51,21 @@ def test_what_cannot_run_is_said_before_anything_starts(
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("given", [None, "7"])
+def test_groups_agree_on_the_order_of_a_set(given: str | None, folder: Path, tmp_path: Path) -> None:
+    """A step that goes through a set of names would be another program in each of them."""
+    program = tmp_path / "program.py"
+    program.write_text("print('hash', hash('a'))")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    environment |= {"PYTHONPATH": ABSOLUTE} | ({} if given is None else {"PYTHONHASHSEED": given})
+    command = [sys.executable, "-m", "jaxft", "launch", "--groups", "2", "--folder", str(folder)]
+    command += [*NOWHERE, "--", "python", str(program)]
+    ended = patience.run(command, env=environment, capture_output=True, text=True)
+    seed = {"PYTHONHASHSEED": given or "0"}
+    alone = patience.run([sys.executable, str(program)], env=seed, capture_output=True, text=True)
+    assert re.findall(r"hash -?\d+", ended.stdout + ended.stderr) == [alone.stdout.strip()] * 2
+
+
 @pytest.mark.parametrize("flag", ["--folder", "--health"])
 def test_an_empty_path_is_refused_before_anything_is_written(flag: str, tmp_path: Path) -> None:
     """As of a variable that is not set. It would be the current folder."""

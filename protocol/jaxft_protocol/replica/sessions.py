@@ -244,6 +244,11 @@ def refused(draft: Draft, message: Refused) -> None:
         lines.append(
             "Start every group of a job with the same program and settings, or use another job name."
         )
+    if any(difference.name == "program" for difference in message.differences):
+        lines.append(
+            "The same code may make another program in each process: by the order of a set of texts (start all with "
+            "the same PYTHONHASHSEED), by hash() or id(), or by a constant that depends on the host."
+        )
     text = "\n".join(lines)
     if draft.replica.phase is Phase.GREETING and draft.replica.term:
         _wait_after_refusal(draft, text)

@@ -232,6 +232,8 @@ def test_a_refusal_is_an_error_that_lists_what_differs():
         "  shards: the job has '8', this group '4'",
         "  program: the job has 'x', this group '-'",
         "Start every group of a job with the same program and settings, or use another job name.",
+        "The same code may make another program in each process: by the order of a set of texts (start all with the "
+        "same PYTHONHASHSEED), by hash() or id(), or by a constant that depends on the host.",
     ]
 
 
