@@ -68,7 +68,8 @@ def _host(leaf: Any, name: str) -> tuple[np.ndarray, str]:
     array = _gathered(leaf)
     if array.dtype.hasobject or array.dtype.kind in "SUMm":  # text and times
         raise TypeError(
-            f"jaxft.digest takes arrays and numbers, but the leaf {name or 'itself'} is a {type(leaf).__name__}."
+            f"jaxft.digest takes arrays and numbers, but the leaf {name or 'itself'} is a {type(leaf).__name__}. "
+            "Pass the arrays alone, such as `equinox.filter(state, equinox.is_array)`."
         )
     return array.astype(array.dtype.newbyteorder("="), copy=False), array.dtype.name
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._collectives import WRITTEN, with_sums
@@ -154,6 +156,11 @@ def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:
         over, by = eqn.invars
         if not _compat.is_var(over) or over not in sums or uses[over] != 1 or _compat.is_var(by):
             continue
-        if by.val == axis.shards and _compat.dtype(over) == _compat.dtype(eqn.outvars[0]):
+        of_whole_numbers = not jnp.issubdtype(
+            _compat.dtype(over), jnp.inexact
+        )  # it rounds, as the user wants
+        if of_whole_numbers or _compat.dtype(over) != _compat.dtype(eqn.outvars[0]):
+            continue
+        if by.val == axis.shards:
             found[over] = eqn
     return found

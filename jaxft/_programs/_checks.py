@@ -12,7 +12,10 @@ from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs import _compat
 
 # Options that are compiled into a step, and that a `with` statement may set for some of its calls only.
-_COMPILED_IN = ("jax_default_matmul_precision", "jax_enable_x64")
+_COMPILED_IN = (
+    *("jax_default_matmul_precision", "jax_enable_x64"),
+    *("jax_threefry_partitionable", "jax_default_prng_impl"),
+)
 _NUMBERS = (bool, int, float, complex)
 _LONGEST_REPR = 60
 _BATCH = "A batch is a pytree of arrays and numbers: convert the leaf, or leave it out."

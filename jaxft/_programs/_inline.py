@@ -262,10 +262,12 @@ def _inside(eqn: Eqn, call: str, line: str) -> str:
             f"{call} is inside {eqn.primitive.name!r} ({line}). Move the call out of it: call it first, at the top "
             "level of the step, and use its result inside (a plain nested jax.jit is fine)."
         )
+    loops = " Or use a lax.scan or a lax.fori_loop with fixed bounds, which is written out."
     return (
         f"{call} is inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
         f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "
         "the result once, at the top level of the step (a plain nested jax.jit is fine)."
+        f"{loops if eqn.primitive.name == 'while' else ''}"
     )
 
 

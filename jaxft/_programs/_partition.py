@@ -39,6 +39,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
@@ -298,9 +301,18 @@ def _check_state(
     else:
         source = f"computed at {_compat.source_line(maker[atom])}"
     more = f" So do others, such as {state_labels[leaks[1]]} ({len(leaks)} in all)." if len(leaks) > 1 else ""
+    remedy = (
+        "Wrap the values it is computed from in jaxft.pmean(...) or jaxft.psum(...), or return it among the "
+        "metrics."
+    )
+    if jnp.issubdtype(_compat.dtype(atom), jax.dtypes.prng_key):
+        remedy = (
+            "A key has no mean: split it first, fold the number of the shard into the part that is used "
+            "(`jax.random.fold_in(used, jaxft.shard_index())`), and return the other part."
+        )
     raise StepError(
-        f"The new state's leaf {state_labels[leaks[0]] or 'state'} derives from the batch (or from a host "
-        f"callback) without passing through jaxft.pmean or jaxft.psum: {source}.{more} Each group sees a different "
-        "batch, so their states would diverge, and a group that joins could not replay the step. Wrap the values "
-        "it is computed from in jaxft.pmean(...) or jaxft.psum(...), or return it among the metrics."
+        f"The new state's leaf {state_labels[leaks[0]] or 'state'} derives from the batch (or from the number of the "
+        f"shard, or a host callback) without passing through jaxft.pmean or jaxft.psum: {source}.{more} Each group "
+        "sees a different batch, so their states would diverge, and a group that joins could not replay the step. "
+        f"{remedy}"
     )

@@ -52,8 +52,8 @@ def pmean(tree: T) -> T:
     Raises:
         StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is
             neither floating point nor complex; or the step cannot be cut at this pmean: it is outside a step given to
-            `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, a `cond`, scans of more than 16
-            rounds, `jax.checkpoint`, a custom derivative or `jax.shard_map`.
+            `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, a `cond`, scans of more than 64
+            rounds, or `jax.shard_map`.
     """
     return _mark(tree, "mean")
 
@@ -115,8 +115,8 @@ def shard_index() -> jax.Array:
         An int32 scalar.
 
     Raises:
-        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a control flow primitive,
-            `jax.checkpoint`, a custom derivative or `jax.shard_map`.
+        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a control flow primitive
+            or `jax.shard_map`.
     """
     (index,) = shard_index_p.bind()
     return index

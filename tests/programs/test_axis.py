@@ -293,6 +293,19 @@ def test_what_is_gathered_on_a_mesh(axis_type: AxisType) -> None:
     np.testing.assert_array_equal(largest, expected.max(0))
 
 
+def test_a_sum_of_whole_numbers_that_is_divided_by_the_number_of_shards() -> None:
+    """It looks like a mean, of which whole numbers have none, and rounds like the division that it is."""
+
+    def train_step(w: Any, x: Any) -> Any:
+        count = lax.psum((x > 0).sum().astype(jnp.int32) + lax.axis_index("batch"), "batch")
+        return w + lax.pmean(x.mean(), "batch"), {"each": lax.div(count, SHARDS)}
+
+    batches = np.stack([batch_for(0, shard) for shard in range(SHARDS)])
+    plain = jax.vmap(train_step, in_axes=(None, 0), axis_name="batch")(jnp.zeros(()), batches)
+    ours = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")(jnp.zeros(()), batch_for)
+    assert int(ours[1]["each"]) == int(plain[1]["each"][0])
+
+
 # What cannot be meant
 
 
@@ -344,7 +357,7 @@ def test_parts_of_the_axis_and_two_axes_at_once() -> None:
     [
         (
             lambda x: lax.while_loop(lambda c: c[0, 0] < 1, lambda c: lax.pmean(c, "batch"), x),
-            r"jax\.lax\.psum over 'batch' is inside 'while' .*accumulate first",
+            r"jax\.lax\.psum over 'batch' is inside 'while' .*accumulate first.*fori_loop with fixed bounds",
         ),
         (
             lambda x: lax.cond(x[0, 0] > 0, lambda: lax.pmax(x, "batch"), lambda: x),

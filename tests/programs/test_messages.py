@@ -146,8 +146,10 @@ def test_a_batch_function_of_other_arguments() -> None:
             "jax_default_matmul_precision is 'float32' in this call",
         ),
         (lambda: jax.enable_x64(True), "jax_enable_x64 is True in this call"),
+        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable is False in this call"),
+        (lambda: jax.default_prng_impl("rbg"), "jax_default_prng_impl is 'rbg' in this call"),
     ],
-    ids=["precision", "x64"],
+    ids=["precision", "x64", "threefry", "keys"],
 )
 def test_an_option_that_only_some_calls_have(context: Any, text: str, joins: bool) -> None:
     """It is compiled in, so later ones would have no effect."""

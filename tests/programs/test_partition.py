@@ -105,6 +105,20 @@ def test_under_grad() -> None:
 # What a new state may derive from
 
 
+def test_a_key_with_the_number_of_the_shard_is_told_to_be_split_first() -> None:
+    """A mean, as for other leaves, cannot help."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        key, used = jax.random.split(jax.random.fold_in(state["key"], jaxft.shard_index()))
+        noise = jax.random.normal(used, batch.shape)
+        return {"w": state["w"] + jaxft.pmean(batch + noise), "key": key}, {}
+
+    with pytest.raises(StepError, match=r"leaf \['key'\] .*or from the number of the shard") as caught:
+        cut_programs(train_step, {"w": jnp.zeros(3), "key": jax.random.key(0)}, np.ones(3, np.float32))
+    assert "split it first, fold the number of the shard into the part that is used" in str(caught.value)
+    assert "jaxft.pmean(...)" not in str(caught.value)
+
+
 def test_leak_names_leaf_line_and_remedy() -> None:
     def train_step(state: Any, batch: Any) -> Any:
         update = jaxft.pmean(batch)
@@ -221,7 +235,9 @@ def test_host_callbacks_count_as_batch() -> None:
         seen = io_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), jnp.float32))
         return state | {"w": state["w"] + seen}, jaxft.pmean(batch)
 
-    refused(train_step, r"\['w'\] derives from the batch \(or from a host callback\)")
+    refused(
+        train_step, r"\['w'\] derives from the batch \(or from the number of the shard, or a host callback\)"
+    )
 
 
 def test_random_numbers_of_the_state_do_not() -> None:

@@ -244,7 +244,7 @@ FROM_HOST: dict[str, Callable[[jax.Array], jax.Array]] = {
 @pytest.mark.parametrize("route", FROM_HOST)
 def test_the_host_cannot_slip_in_by(route: str) -> None:
     text = refused(through(lambda w, _: FROM_HOST[route](w)))
-    assert "or from a host callback" in text
+    assert "or a host callback" in text
 
 
 # What is not a leak
