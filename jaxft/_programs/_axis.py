@@ -156,11 +156,9 @@ def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:
         over, by = eqn.invars
         if not _compat.is_var(over) or over not in sums or uses[over] != 1 or _compat.is_var(by):
             continue
-        of_whole_numbers = not jnp.issubdtype(
-            _compat.dtype(over), jnp.inexact
-        )  # it rounds, as the user wants
-        if of_whole_numbers or _compat.dtype(over) != _compat.dtype(eqn.outvars[0]):
-            continue
-        if by.val == axis.shards:
+        dtype = _compat.dtype(over)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            continue  # whole numbers have no mean: the division rounds
+        if by.val == axis.shards and dtype == _compat.dtype(eqn.outvars[0]):
             found[over] = eqn
     return found
