@@ -184,7 +184,8 @@ def test_a_program_has_the_options_of_its_command(
         assert child.warm is not cold
         assert ended(child) == 0, child.log.read_text()
         flags = [sys.executable, *options, str(program), "flags"]
-        alone = subprocess.run(flags, capture_output=True, text=True, check=True, cwd=tmp_path)
+        seeded = os.environ | {"PYTHONHASHSEED": "0"}
+        alone = subprocess.run(flags, capture_output=True, text=True, check=True, cwd=tmp_path, env=seeded)
         assert child.log.read_text() == alone.stdout
         assert ended(run("raises", "raise", "JoinRefused")) == 78
 
