@@ -92,6 +92,7 @@ LOSSES: dict[str, Loss] = {
     "twice": twice(lambda w, x: synced(w, x) + noisy(w, x)),
     "a policy": jax.checkpoint(noisy, policy=jax.checkpoint_policies.dots_saveable),
     "may be shared": jax.checkpoint(noisy, prevent_cse=False),
+    "one operand may be shared": jax.checkpoint(from_a_table, prevent_cse=(True, False)),
     "custom vjp": contrasted,
     "custom vjp in a checkpoint": jax.checkpoint(contrasted),
     "custom jvp": lambda w, x: jnp.mean((x @ w - averaged(x @ w)) ** 2),
