@@ -26,6 +26,7 @@ from jaxft._replica._engine import Engine
 from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
 from jaxft._replica._samples import check_shown
+from jaxft._replica._session import Session
 from jaxft._replica._steps import steps
 from jaxft._report import StepReport
 from jaxft._telemetry._observer import Observers, observers_of
@@ -313,6 +314,9 @@ class Manager:
             raise
         self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
         self._runner.observers = self._observers
+        if self._beacon is not None:
+            session = member.session if config.checkpoints is None else None
+            self._beacon.stranded_while(lambda: isinstance(session, Session) and session.stranded)
         self._sigterm = SigtermDrains(member.session.drain)
         return self
 

@@ -51,6 +51,11 @@ class Beacon:
         self._members = 0
         self._applies: int | None = None  # the step that it applies
         self._committed = 0
+        self._phase = ""
+        self._waits_alone: Callable[[], bool] = lambda: False
+        self._telling = (
+            threading.Lock()
+        )  # so that the last phase to be entered is the last one that is written
         follow(self._tell)
         _say_stacks_on_sigusr2()
         self._try(WordFile.touch)
@@ -94,13 +99,23 @@ class Beacon:
         self._tell(LATE, 0)
 
     def stranded(self) -> None:
-        """Tell that the group found no other that holds the job's state."""
+        """Tell that the group found no other that holds the job's state, and ends."""
+        self.stranded_while(lambda: True)
         self._tell(STRANDED, 0)
 
+    def stranded_while(self, waits_alone: Callable[[], bool]) -> None:
+        """Tell that the group has found none yet, while `waits_alone` says so: it is asked every second."""
+        self._waits_alone = waits_alone
+
     def _tell(self, phase: str, step: int) -> None:
+        with self._telling:
+            self._tell_now(phase, step)
+
+    def _tell_now(self, phase: str, step: int) -> None:
         if self._applies is not None and step > self._applies:
             self._committed = step
         self._applies = step if phase == APPLY else None
+        self._phase = phase
         word = Word(
             phase=phase,
             step=step,
@@ -113,8 +128,17 @@ class Beacon:
 
     def _touch(self) -> None:
         while True:
+            self._tell_if_alone()
             self._try(WordFile.touch)
             time.sleep(TOUCH_EVERY_S)
+
+    def _tell_if_alone(self) -> None:
+        with self._telling:
+            alone, told = self._waits_alone(), self._phase == STRANDED
+            if alone and not told:
+                self._tell_now(STRANDED, 0)
+            elif told and not alone:
+                self._tell_now(WAIT, 0)
 
     def _try(self, act: Callable[[WordFile], None]) -> None:
         """Write to the file. A disk that is full ends no training: only the supervisor reads it."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxft._launch._announcements import WAIT
 from jaxft._launch._deadlines import END, WAITS, Overdue, Sign, overdue
 from jaxft._launch._fate import LAST_WORDS_S, Fate
 from jaxft._launch._memory_kills import memory_kills
@@ -89,7 +90,8 @@ class Life:
         self.members = 0  # of the job, in the last step that it took part in; 0 while it waits for others
         self._drained = False
         self.late = False  # the job was finished without it
-        self.stranded = False  # it found no group that holds the job's state
+        self.stranded = False  # it finds no group that holds the job's state
+        self.has_begun = False  # it does more than wait for the job, or has waited for long
         self.joined = False  # a process has called `join` or a step
         self.memory_kills = memory_kills()  # of this machine, before it started
         name = f"{member.name}.{number}"
@@ -169,6 +171,7 @@ class Life:
         self._drained = any(sign.phase == DRAINED for sign in told)
         self.late = any(sign.phase == LATE for sign in told)
         self.stranded = any(sign.phase == STRANDED for sign in told)
+        self.has_begun = self.has_begun or any(sign.phase != WAIT for sign in told)
         self.joined = self.joined or bool(told)
 
     def supervise(self, deadlines: Mapping[str, float]) -> None:

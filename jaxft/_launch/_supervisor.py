@@ -33,8 +33,6 @@ from jaxft._launch._warm import Warm
 
 # How often the phases of the processes are compared with their deadlines.
 SUPERVISE_EVERY_S = 0.5
-# After so many lives in a row that found no group with the job's state, another one will not find it either.
-STRANDED_IN_A_ROW = 2
 # Waits longer than this are logged.
 FIRST_MENTION_S = 5.0
 
@@ -120,8 +118,8 @@ class Supervisor:
         self._climbs = False
         self._ends = False
         self._told_foreign = False
-        self._stranded = 0  # so many lives in a row
-        self._before: Life | None = None  # the last one before those
+        self._stranded = False  # its last life found no group with the job's state
+        self._before: Life | None = None  # the last one that was not so
         self._given_up = False
 
     @property
@@ -163,9 +161,12 @@ class Supervisor:
 
     @property
     def stranded(self) -> bool:
-        """Whether it looks for the job's state, and has found again and again that no group holds that."""
-        trains = self.life is not None and self.life.committed > 0
-        return self.restarts and self._stranded >= STRANDED_IN_A_ROW and not trains
+        """Whether it has no state, and its current life, or the last one, finds no group that holds the job's."""
+        if not self.restarts or self.life is None:
+            return False
+        if self.state is State.RUNNING and self.life.has_begun:
+            return self.life.stranded
+        return self._stranded
 
     def poll(self) -> None:
         """Do what is due."""
@@ -417,7 +418,7 @@ class Supervisor:
         """Decide what follows the end of a life."""
         life.clean_up()
         self._step = self.step
-        self._stranded = self._stranded + 1 if life.stranded else 0
+        self._stranded = life.stranded
         self._before = self._before if life.stranded else life
         name, (ending, status) = self.member.name, life.result()
         lived_s = round(time.monotonic() - life.started_s, 3)

@@ -30,7 +30,7 @@ from jaxft_protocol.messages import (
     Welcome,
 )
 from jaxft_protocol.replica import machine
-from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
+from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S, stranded
 from jaxft_protocol.replica.legal import IllegalEvent
 from jaxft_protocol.replica.state import (
     Apply,
@@ -297,6 +297,12 @@ class Session:
     def frontier(self) -> tuple[Step | None, bool]:
         """The job's frontier when this group joined, and whether a group in the job held that state."""
         return self._replica.frontier_step, self._replica.frontier_held
+
+    @property
+    def stranded(self) -> bool:
+        """Whether this group has waited for a while for the job's state, and no group that holds it is connected."""
+        replica = self._replica
+        return stranded(replica) and time.monotonic() - replica.since_s > FIRST_MENTION_S
 
     def close(self) -> None:
         self._closing = True

@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from jaxft._launch._beacon import Beacon, beacon_of_process
@@ -78,6 +79,15 @@ def main(what: str, stderr: str = "") -> None:
     if what == "heals":
         heal()
     engine = beacon.watching(Engine(forever if what == "hang" else lambda: time.sleep(0.2)), lambda: 2)
+    if what == "in-vain":
+        beacon.begins(0)
+        beacon.stranded_while(lambda: not Path(os.environ["JAXFT_PHASE_FILE"]).with_name("held").exists())
+        forever()
+    if what == "stranded":
+        beacon.begins(0)
+        beacon.stranded_while(lambda: False)
+        beacon.stranded()
+        forever()
     while what != "idle":
         engine.run(None, [])  # pyright: ignore
     forever()

@@ -74,6 +74,21 @@ def test_what_it_healed_to_is_not_what_it_has_committed(tmp_path: Path) -> None:
     assert (word.step, word.committed) == (8, 0)
 
 
+def test_it_tells_that_it_waits_in_vain_for_as_long_as_it_does(tmp_path: Path) -> None:
+    with program(tmp_path, "in-vain"):
+        until_phase(tmp_path, "stranded")
+        (tmp_path / "held").touch()
+        until_phase(tmp_path, "wait")
+
+
+def test_a_group_that_ends_without_a_state_keeps_its_last_word(tmp_path: Path) -> None:
+    with program(tmp_path, "stranded"):
+        until_phase(tmp_path, "stranded")
+        before = (tmp_path / "phase").stat().st_mtime
+        patience.until(lambda: (tmp_path / "phase").stat().st_mtime > before + 2.0, "two touches")
+        until_phase(tmp_path, "stranded")
+
+
 @pytest.mark.parametrize("stderr", ["", "copied", "text", "none"])
 def test_on_sigusr2_it_says_where_it_stands(tmp_path: Path, stderr: str) -> None:
     """Whatever the program has put in the place of sys.stderr."""

@@ -101,24 +101,28 @@ STRANDED = "phase:stranded:0 exit:75"
 
 
 def test_a_job_whose_state_nothing_holds_is_given_up(folder: Path) -> None:
-    """With the log of the life that ended it, and at once: further lives would find nothing, either."""
-    lives = (
-        "say:the-cause steps:3 exit:75",
-        STRANDED,
-        f"group-1=gate:waits {STRANDED}",
-        "made:waits mute",
-    )
+    """With the log of the life that ended it, and while its groups still wait: they would find nothing."""
+    lives = ("say:the-cause steps:3 exit:75", "phase:stranded:0 alive")
     with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
         assert running.status() == 1, running.text()
     given_up = running.events("group_given_up")
     assert sorted(event["group"] for event in given_up) == ["group-0", "group-1"]
-    lives_of_one = [event["life"] for event in running.events("group_started") if event["group"] == "group-1"]
-    assert lives_of_one == [0, 1, 2]
+    assert [event["life"] for event in running.events("group_started")] == [0, 0, 1, 1]
     for event in given_up:
         assert event["why"].startswith("No group holds the job's state any more")
     told = running.text().partition("is given up")[2]
     assert "-0.0.log) ---" in told
     assert "the-cause" in told
+
+
+def test_groups_that_do_not_wait_at_the_same_time_find_no_state_either(folder: Path) -> None:
+    """One compiles for longer than another waits."""
+    lives = ("steps:3 exit:75", f"group-1=gate:waits {STRANDED}", "made:waits phase:wait:0 alive")
+    with launch(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives)) as running:
+        assert running.status() == 1, running.text()
+    lives_of_one = [event["life"] for event in running.events("group_started") if event["group"] == "group-1"]
+    assert lives_of_one[:2] == [0, 1]
+    assert len(running.events("group_given_up")) == 2
 
 
 def test_a_group_that_finds_no_state_while_another_trains_does_not_end_that(folder: Path) -> None:

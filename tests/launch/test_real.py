@@ -342,3 +342,4 @@ def test_a_job_that_fails_in_every_group_without_checkpoints_ends_with_the_failu
     told = running.text().partition("is given up")[2]
     assert "No group holds the job's state any more" in told
     assert "ValueError: record 3 cannot be read" in told
+    assert [event["life"] for event in running.events("group_started")] == [0, 0, 1, 1]

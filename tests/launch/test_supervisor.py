@@ -133,10 +133,33 @@ STRANDED = "phase:stranded:0 exit:75"
 
 
 def stranded(processes: Processes, told: Told) -> Supervisor:
-    """A supervisor whose group found twice that nothing holds the job's state, and looks once more."""
-    one = supervisor(processes, told, *FAKE, STRANDED, STRANDED, "made:up mute", warm=False)
-    patience.until(lambda: one.poll() or (processes.folder / "up").exists(), "the third life")
+    """A supervisor whose group found that nothing holds the job's state, and looks once more."""
+    one = supervisor(processes, told, *FAKE, STRANDED, "made:up mute", warm=False)
+    patience.until(lambda: one.poll() or (processes.folder / "up").exists(), "the second life")
     return one
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("say:nothing", True), ("phase:wait:0", True), ("phase:stranded:0", True), ("phase:heal:3", False)],
+)
+def test_what_a_life_tells_counts_for_more_than_the_last_one(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, words: str, expected: bool
+) -> None:
+    monkeypatch.setattr(_restarts, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(_supervisor, "SUPERVISE_EVERY_S", 0.0)
+    one = supervisor(processes, Told(), *FAKE, STRANDED, f"{words} made:up alive", warm=False)
+    patience.until(lambda: one.poll() or (processes.folder / "up").exists(), "the second life")
+    one.poll()
+    assert one.stranded is expected
+    one.kill()
+
+
+def test_a_group_is_stranded_while_it_waits_in_vain(processes: Processes) -> None:
+    one = supervisor(processes, Told(), *FAKE, "phase:stranded:0 alive", warm=False)
+    assert not one.stranded
+    patience.until(lambda: one.poll() or one.stranded, "its word")
+    one.kill()
 
 
 def test_a_stranded_group_is_given_up_once(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:

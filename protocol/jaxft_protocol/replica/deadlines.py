@@ -3,7 +3,7 @@
 from jaxft_protocol.messages import HEARTBEATS_IN_TIMEOUT, Heartbeat
 from jaxft_protocol.replica import sessions
 from jaxft_protocol.replica.draft import DONE, Draft
-from jaxft_protocol.replica.state import Close, FailureKind, Phase, Tick
+from jaxft_protocol.replica.state import Close, FailureKind, Phase, Replica, Tick
 
 # A coordinator answers a Hello in milliseconds. If it is frozen, or its machine is gone, it does not answer at all.
 GREETING_TIMEOUT_S = 5.0
@@ -30,6 +30,18 @@ def tick(draft: Draft, event: Tick) -> None:
     _check(draft)
 
 
+def stranded(replica: Replica) -> bool:
+    """Whether a group without the job's state waits for another group that holds it, and none is connected."""
+    # A state of the frontier's step counts as the frontier only if the coordinator can tell that it is: otherwise it
+    # says that it waits for a group that holds the frontier.
+    behind = replica.frontier_step is not None and (
+        replica.step != replica.frontier_step or replica.waiting != ""
+    )
+    # A group with a state of the job's history may be needed to resume the job, and may wait for other groups.
+    alone = (not replica.history or replica.counts_as_fresh) and not replica.frontier_held
+    return replica.phase is Phase.JOINING and behind and alone
+
+
 def _check(draft: Draft) -> None:
     replica, me = draft.replica, draft.replica.identity
     timeout_s = replica.failure_timeout_s
@@ -49,12 +61,7 @@ def _check(draft: Draft) -> None:
     if replica.phase is Phase.GREETING and waited_s > min(GREETING_TIMEOUT_S, timeout_s / 4):
         draft.enter(Phase.GREETING)
         draft.effects.append(Close(f"no reply to our Hello for {waited_s:.1f} s"))
-    # A state of the frontier's step counts as the frontier only if the coordinator can tell that it is: otherwise it
-    # says that it waits for a group that holds the frontier.
-    behind = replica.frontier_step is not None and (replica.step != replica.frontier_step or replica.waiting)
-    # A group with a state of the job's history may be needed to resume the job, and may wait for other groups.
-    alone = (not replica.history or replica.counts_as_fresh) and not replica.frontier_held
-    if replica.phase is Phase.JOINING and behind and alone and waited_s > timeout_s:
+    if stranded(replica) and waited_s > timeout_s:
         if replica.prepared is not None and replica.prepared.heals_only:
             sessions.read_after_all(
                 draft, f"no group that holds the job's state was connected for {timeout_s:g} s"
