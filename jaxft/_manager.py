@@ -73,7 +73,8 @@ class Manager:
             all groups that give it.
         settings: what else must be the same in all groups, and after every restart, by name: the fingerprint of a
             corpus, a seed, the learning rate. A group with other settings is refused, and the error says what
-            differs; so is a checkpoint that was saved with other settings. At most 100 texts of 48 KiB in all.
+            differs; so is a checkpoint that was saved with other settings. At most 100 texts or numbers of 48 KiB
+            in all.
         checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
             die at once. Call `restore` before the first step.
         spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
@@ -135,7 +136,7 @@ class Manager:
         history: int = 0,
         failure_timeout_s: float = 60.0,
         min_replicas: int | None = None,
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, str | float] | None = None,
         checkpoints: Checkpoints | None = None,
         spare: bool = False,
         other_meshes: bool = False,

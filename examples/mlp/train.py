@@ -171,10 +171,10 @@ def make_manager(flags: Flags) -> jaxft.Manager | None:
         failure_timeout_s=flags.failure_timeout_s,
         # These determine the data set, so it needs no fingerprint.
         settings={
-            "samples": str(flags.samples),
-            "samples_per_shard": str(flags.samples_per_shard),
-            "seed": str(flags.seed),
-            "work": str(flags.work),
+            "samples": flags.samples,
+            "samples_per_shard": flags.samples_per_shard,
+            "seed": flags.seed,
+            "work": flags.work,
         },
         checkpoints=checkpoints,
         spare=flags.spare,

@@ -1,5 +1,6 @@
 """The settings of a group and its job, validated once."""
 
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,7 +51,7 @@ class GroupConfig:
     history: int = 0
     failure_timeout_s: float = 60.0
     min_replicas: int | None = None
-    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    settings: Mapping[str, str | float] = field(default_factory=dict[str, str | float])
     checkpoints: Checkpoints | None = None
     spare: bool = False
     other_meshes: bool = False
@@ -101,8 +102,8 @@ class GroupConfig:
 
     @property
     def compared_settings(self) -> dict[str, str]:
-        """The user's settings, prefixed so that they cannot collide with jaxft's."""
-        return {f"settings.{name}": value for name, value in self.settings.items()}
+        """The user's settings as texts, prefixed so that they cannot collide with jaxft's."""
+        return {f"settings.{name}": str(value) for name, value in self.settings.items()}
 
     @property
     def gives_host(self) -> bool:
@@ -170,23 +171,30 @@ def _check_name(what: str, name: str) -> None:
         raise ConfigurationError(f"{what} {problem}")
 
 
-def _checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of the settings.
+def _text(value: Any) -> Any:
+    """A number as a text, which is the same in all groups; anything else as it is."""
+    return str(value) if isinstance(value, numbers.Real) else value
+
+
+def _checked_settings(settings: Mapping[str, str | float]) -> dict[str, str]:
+    """Return the settings as texts.
 
     Raises:
-        ConfigurationError: they are not texts by name, or one is too long.
+        ConfigurationError: they are not texts and numbers by name, or one is too long.
     """
     if not isinstance(settings, Mapping):  # pyright: ignore
         raise ConfigurationError(
-            f"settings is {settings!r:.60}, a {type(settings).__name__}, but it must be a dict of texts by name: "
-            '`settings={"data": batches.fingerprint}`. A group that differs in one is refused, and told which.'
+            f"settings is {settings!r:.60}, a {type(settings).__name__}, but it must be a dict of texts and numbers "
+            'by name: `settings={"data": batches.fingerprint}`. A group that differs in one is refused, and '
+            "told which."
         )
+    settings = {name: _text(value) for name, value in settings.items()}
     for name, value in settings.items():
         texts = isinstance(name, str) and isinstance(value, str)  # pyright: ignore
         if not texts or len(name) + len(value) > MAX_SETTING_LENGTH:
             raise ConfigurationError(
-                f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, not "
-                f"{name!r}: {value!r:.100}"
+                f"settings must be texts of at most {MAX_SETTING_LENGTH} characters, such as a digest, or numbers, "
+                f"not {name!r}: {value!r:.100}"
             )
         if not _is_unicode(name + value):
             raise ConfigurationError(

@@ -305,17 +305,26 @@ def test_checkpoints_in_a_folder_that_is_none(folder: Any) -> None:
 @pytest.mark.parametrize("settings", ["abc", ["abc"], 3])
 def test_settings_that_have_no_names(settings: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"settings is .*must be a dict of texts by name: `settings="
+        ConfigurationError, match=r"settings is .*must be a dict of texts and numbers by name: `settings="
     ):
         jaxft.Manager("localhost:29510", group="group-0", settings=settings)
 
 
-@pytest.mark.parametrize("settings", [{1: "abc"}, {"seed": 1}])
+@pytest.mark.parametrize("settings", [{1: "abc"}, {"seed": None}, {"seed": [1]}])
 def test_settings_that_are_not_texts(settings: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"settings must be texts of at most .*, not (1: 'abc'|'seed': 1)"
+        ConfigurationError, match=r"settings must be texts of at most .*, not (1: 'abc'|'seed': (None|\[1\]))"
     ):
         jaxft.Manager("localhost:29510", group="group-0", settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3, "3"), (0.1, "0.1"), (np.float64(0.1), "0.1"), (np.int32(7), "7"), (True, "True"), ("0.1", "0.1")],
+)
+def test_settings_may_be_numbers(value: Any, text: str) -> None:
+    manager = jaxft.Manager("localhost:29510", group="group-0", settings={"lr": value})
+    assert manager._config.compared_settings == {"settings.lr": text}
 
 
 @pytest.mark.parametrize(
