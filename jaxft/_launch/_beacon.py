@@ -53,9 +53,8 @@ class Beacon:
         self._committed = 0
         self._phase = ""
         self._waits_alone: Callable[[], bool] = lambda: False
-        self._telling = (
-            threading.Lock()
-        )  # so that the last phase to be entered is the last one that is written
+        # So that the last phase to be entered is the last one that is written. A signal handler may announce, too.
+        self._telling = threading.RLock()
         follow(self._tell)
         _say_stacks_on_sigusr2()
         self._try(WordFile.touch)
