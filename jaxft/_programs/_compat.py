@@ -402,6 +402,11 @@ def is_explicit(aval: Any) -> bool:
     return AxisType.Explicit in aval.sharding.mesh.axis_types
 
 
+def lies_nowhere(aval: Any) -> bool:
+    """Whether a value is on no mesh, such as one that is computed of numpy arrays alone."""
+    return aval.sharding.mesh.empty
+
+
 def source_line(*eqns: Eqn) -> str:
     """Where the user wrote an equation: the innermost frame outside installed packages.
 

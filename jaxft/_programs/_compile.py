@@ -186,16 +186,14 @@ def _of_types(avals: Sequence[Any], step: Sequence[Spec]) -> list[Sharding | Non
     """The shardings of results that nothing else decides; None leaves one to XLA.
 
     On a mesh with explicit axes a sharding is part of a type, and the next program is traced with the types of the
-    step: a value that the step has on no mesh, such as a row of a numpy batch, is whole on each device.
+    step. XLA keeps those of values that lie on a mesh, and shards them over its other axes as it likes. A value that
+    the step has on no mesh, such as a row of a numpy batch, is whole on each device.
     """
     meshes = [spec.sharding.mesh for spec in step if isinstance(spec.sharding, NamedSharding)]
     mesh = next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
     if mesh is None:
         return [None] * len(avals)
-    return [
-        NamedSharding(mesh, aval.sharding.spec) if _compat.is_explicit(aval) else NamedSharding(mesh, P())
-        for aval in avals
-    ]
+    return [NamedSharding(mesh, P()) if _compat.lies_nowhere(aval) else None for aval in avals]
 
 
 def _with(call: Callable[..., Any], arrays: Sequence[jax.Array]) -> Callable[..., list[jax.Array]]:

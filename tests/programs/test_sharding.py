@@ -338,6 +338,45 @@ def test_rows_of_the_batch_that_are_read_after_an_exchange(placed: bool, exchang
     np.testing.assert_allclose(ours["after"], metrics["after"], rtol=1e-5)
 
 
+def test_what_programs_pass_on_is_sharded_over_automatic_axes_besides_explicit_ones() -> None:
+    """Its type says nothing of these, and is no reason to keep it whole on each of their devices."""
+    axis_types = (AxisType.Explicit, AxisType.Auto)
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=axis_types)
+
+    def train_step(w: jax.Array, rows: jax.Array) -> Any:
+        hidden = jnp.tanh(rows @ w)
+        mean = jaxft.pmean(hidden.mean())
+        return w - 0.1 * jaxft.pmean((hidden * mean).mean(0, keepdims=True)), {}
+
+    with jax.set_mesh(mesh):
+        w = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P(None, "y")))
+        rows = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, P("x", None)))
+        first, _ = cut_programs(train_step, w, rows).executables.computes
+    assert [sharding.spec for sharding in first.output_shardings] == [P(), P("x", "y")]
+
+
+def test_what_programs_pass_on_stays_on_its_mesh() -> None:
+    one = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+    other = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+
+    def train_step(state: Any, batch: Any) -> Any:
+        w, v = state
+        for row in batch["rows"]:
+            w = w - 0.1 * jaxft.pmean(jax.grad(lambda w, row=row: jnp.mean((row @ w - 1.0) ** 2))(w))
+        there = jnp.tanh(v) * batch["scale"]
+        return (w, v * 0.5 + jaxft.pmean(there)), {"there": there}
+
+    state = (
+        jax.device_put(jnp.ones((8, 8)), NamedSharding(one, P("x", None))),
+        jax.device_put(jnp.ones((8, 8)), NamedSharding(other, P("a", "b"))),
+    )
+    batch = {"rows": np.ones((2, 8, 8), np.float32), "scale": np.float32(1.5)}
+    (w, v), metrics = jaxft.fault_tolerant(train_step, None, shards=1)(state, lambda step, shard: batch)
+    assert w.sharding == NamedSharding(one, P("x", None))
+    assert v.sharding == metrics["there"].sharding == NamedSharding(other, P("a", "b"))
+    np.testing.assert_allclose(v, 0.5 + np.tanh(1.0) * 1.5, rtol=1e-6)
+
+
 def test_a_step_that_brings_its_state_to_a_mesh_is_told_to_place_it_there() -> None:
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     on_mesh = jax.shard_map(
