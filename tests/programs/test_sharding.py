@@ -421,6 +421,7 @@ def test_pins_go_by_name_then_by_shape() -> None:
         (("params", "out", "w"), (4, 4), two),
         (("params", "out", "b"), (4,), none),
         (("params", "dense", "b"), (4,), none),
+        (("nu", "dense", "w"), (4, 4), none),  # of leaves with one name, the first counts
     ]
     specs = [jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding) for _, shape, sharding in state]
     contributions: Any = [
