@@ -8,6 +8,8 @@ equations over the axis:
   jaxft's pmean: the same value, rounded once.
 - `axis_index` becomes jaxft's shard_index.
 - `all_gather`, `psum_scatter`, `pmax` and `pmin` are written with sums (`_collectives.py`).
+- A `psum`, `pmax` or `pmin` over an axis of `jax.vmap` too, which is a dimension of its operands here, is taken over
+  these dimensions first.
 - No other collective has a counterpart across groups. It is refused, with its line.
 """
 
@@ -20,7 +22,7 @@ import jax.numpy as jnp
 
 from jaxft._errors import StepError
 from jaxft._programs import _compat
-from jaxft._programs._collectives import WRITTEN, with_sums
+from jaxft._programs._collectives import REDUCTIONS, WRITTEN, dimensions_first, with_sums
 from jaxft._programs._compat import AnyJaxpr, Eqn, Var
 from jaxft._programs._primitive import call_name, pmean_p, shard_index_p
 
@@ -108,9 +110,7 @@ def _check(eqn: Eqn, axis: Axis) -> None:
 
 def _check_whole(eqn: Eqn, axis: Axis) -> None:
     """Refuse what is over several axes at once, or over groups of shards."""
-    over = eqn.params.get("axes", eqn.params.get("axis_name"))
-    names = over if isinstance(over, tuple | list) else (over,)
-    if tuple(names) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
+    if _names(eqn) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
         called = "psum or pmean" if eqn.primitive.name in _SUMS else _function(eqn)
         raise StepError(
             f"The step calls jax.lax.{called} over {axis.name!r} and another axis at once, or over parts of it "
@@ -119,20 +119,38 @@ def _check_whole(eqn: Eqn, axis: Axis) -> None:
         )
 
 
+def _names(eqn: Eqn) -> tuple[Any, ...]:
+    """The axes that a collective is over: names, and numbers of dimensions."""
+    over = eqn.params.get("axes", eqn.params.get("axis_name"))
+    return tuple(over) if isinstance(over, tuple | list) else (over,)
+
+
+def _over_dimensions(eqn: Eqn, axis: Axis) -> bool:
+    """Whether it is over the axis of the shards and over dimensions of its operands, and over nothing else."""
+    if eqn.primitive.name not in REDUCTIONS or eqn.params.get("axis_index_groups") is not None:
+        return False
+    others = [name for name in _names(eqn) if name != axis.name]
+    return 0 < len(others) < len(_names(eqn)) and all(isinstance(other, int) for other in others)
+
+
 def written_with_sums(eqn: Eqn, axis: Axis) -> AnyJaxpr | None:
     """Return a jaxpr with sums over the axis for an equation over it that is no sum but can be written with some.
+
+    One that is over dimensions of its operands, too, is written as one over the axis alone.
 
     Raises:
         StepError: it is over several axes at once, or over groups of shards.
     """
     if axis.name is None or axis.shards is None or not _is_written(eqn, axis):
         return None
+    if _over_dimensions(eqn, axis):
+        return dimensions_first(eqn, axis.name, axis.shards)
     _check_whole(eqn, axis)
     return with_sums(eqn, axis.name, axis.shards)
 
 
 def _is_written(eqn: Eqn, axis: Axis) -> bool:
-    return eqn.primitive.name in WRITTEN and axis.marks(eqn)
+    return axis.marks(eqn) and (eqn.primitive.name in WRITTEN or _over_dimensions(eqn, axis))
 
 
 def _function(eqn: Eqn) -> str:
@@ -147,7 +165,7 @@ def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:
     sums = {
         eqn.outvars[0]
         for eqn in jaxpr.eqns
-        if eqn.primitive.name in _SUMS and axis.marks(eqn) and len(eqn.outvars) == 1
+        if eqn.primitive.name in _SUMS and _names(eqn) == (axis.name,) and len(eqn.outvars) == 1
     }
     found: dict[Var, Eqn] = {}
     for eqn in jaxpr.eqns:

@@ -30,6 +30,17 @@ def with_sums(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
     return _compat.trace(written, *map(_compat.spec, eqn.invars), axis_sizes=[(name, shards)])
 
 
+def dimensions_first(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
+    """Return what an equation of `REDUCTIONS` over `name` and dimensions computes, as a jaxpr over `name` alone."""
+    within, across = REDUCTIONS[eqn.primitive.name]
+    dimensions = tuple(one for one in eqn.params["axes"] if one != name)
+
+    def written(*operands: jax.Array) -> list[jax.Array]:
+        return [across(within(each, dimensions).astype(each.dtype), name) for each in operands]
+
+    return _compat.trace(written, *map(_compat.spec, eqn.invars), axis_sizes=[(name, shards)])
+
+
 def _all_gather(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
     at = params["all_gather_dimension"]
     found = jnp.moveaxis(_gathered(x, name, shards), 0, at)
@@ -58,6 +69,13 @@ WRITTEN: dict[str, Callable[[jax.Array, str, int, Mapping[str, Any]], jax.Array]
     "reduce_scatter": _psum_scatter,
     "pmax": _largest,
     "pmin": _smallest,
+}
+
+# What reduces dimensions of a value, and what an axis, as the same primitive does both.
+REDUCTIONS: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
+    "psum": (jnp.sum, lax.psum),
+    "pmax": (jnp.max, lax.pmax),
+    "pmin": (jnp.min, lax.pmin),
 }
 
 

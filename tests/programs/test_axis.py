@@ -338,13 +338,43 @@ def test_a_complex_mean_names_the_function_that_takes_it() -> None:
     )
 
 
-def test_parts_of_the_axis_and_two_axes_at_once() -> None:
+@pytest.mark.parametrize("names", [("batch", "rows"), ("rows", "batch")])
+@pytest.mark.parametrize("function", [lax.pmean, lax.psum, lax.pmax, lax.pmin])
+def test_an_axis_of_vmap_and_that_of_the_shards_at_once(function: Any, names: Any) -> None:
+    def step(state: Any, x: Any) -> Any:
+        def largest(w: Any) -> Any:
+            rows = jax.vmap(lambda row: function(row @ w, names), axis_name="rows")(x)
+            whole = jax.vmap(lambda row: function(jnp.int32(9 * row[0]), names), axis_name="rows")(x)
+            return rows[0], whole[0]
+
+        (value, whole), slope = largest(state["w"]), jnp.zeros(3)
+        if function in (lax.pmean, lax.psum):
+            slope = lax.pmean(jax.grad(lambda w: largest(w)[0])(state["w"]), "batch")
+        return state, {"value": value, "whole": whole, "slope": slope}
+
+    fault_tolerant = jaxft.fault_tolerant(step, None, shards=SHARDS, axis_name="batch")
+    _, metrics = fault_tolerant(state(), batch_for)
+    batches = jnp.stack([batch_for(0, shard) for shard in range(SHARDS)])
+    mapped = jax.vmap(lambda x: step(state(), x)[1], axis_name="batch")(batches)
+    for name, value in mapped.items():
+        np.testing.assert_allclose(metrics[name], value[0], rtol=1e-6)
+
+
+def test_one_row_of_vmap_and_the_axis_of_the_shards_at_once() -> None:
+    def step(state: Any, x: Any) -> Any:
+        return state, {
+            "mean": jax.vmap(lambda row: lax.pmean(row, ("batch", "rows")), axis_name="rows")(x[:1])
+        }
+
+    fault_tolerant = jaxft.fault_tolerant(step, None, shards=SHARDS, axis_name="batch")
+    _, metrics = fault_tolerant(state(), batch_for)
+    rows = np.stack([batch_for(0, shard)[:1] for shard in range(SHARDS)])
+    np.testing.assert_allclose(metrics["mean"], rows.mean(0), rtol=1e-6)
+
+
+def test_parts_of_the_axis() -> None:
     groups = [[0, 1], [2, 3]]
     refused(lambda state, x: lax.psum(x, "batch", axis_index_groups=groups), "or over parts of it")
-    twice = jax.vmap(lambda row: lax.pmean(row, ("batch", "rows")), axis_name="rows")
-    refused(lambda state, x: twice(x), "over 'batch' and another axis at once")
-    largest = jax.vmap(lambda row: lax.pmax(row, ("batch", "rows")), axis_name="rows")
-    refused(lambda state, x: largest(x), "pmax over 'batch' and another axis at once")
     refused(lambda state, x: lax.pmax(x, "batch", axis_index_groups=groups), "pmax .* or over parts of it")
     refused(
         lambda state, x: lax.psum_scatter(x[:2], "batch", axis_index_groups=groups),
