@@ -262,13 +262,24 @@ def _inside(eqn: Eqn, call: str, line: str) -> str:
             f"{call} is inside {eqn.primitive.name!r} ({line}). Move the call out of it: call it first, at the top "
             "level of the step, and use its result inside (a plain nested jax.jit is fine)."
         )
-    loops = " Or use a lax.scan or a lax.fori_loop with fixed bounds, which is written out."
+    name = eqn.primitive.name
     return (
-        f"{call} is inside {eqn.primitive.name!r} ({line}). The step is cut where groups exchange, and a "
-        f"{eqn.primitive.name!r} cannot be cut in two. Move the call out of it: accumulate first, then exchange "
-        "the result once, at the top level of the step (a plain nested jax.jit is fine)."
-        f"{loops if eqn.primitive.name == 'while' else ''}"
+        f"{call} is inside {name!r} ({line}). The step is cut where groups exchange, and a {name!r} cannot be cut "
+        f"in two. Move the call out of it: {_OUTSIDE.get(name, _ONCE)}"
     )
+
+
+_ONCE = (
+    "accumulate first, then exchange the result once, at the top level of the step (a plain nested jax.jit is "
+    "fine)."
+)
+_OUTSIDE = {
+    "while": f"{_ONCE} Or use a lax.scan or a lax.fori_loop with fixed bounds, which is written out.",
+    "cond": (
+        "let each branch return what is to be exchanged, or zeros, and exchange the result in every step, at the top "
+        "level (a plain nested jax.jit is fine). What follows from the mean may be in a second lax.cond."
+    ),
+}
 
 
 def _too_many(call: str, line: str) -> str:

@@ -104,6 +104,43 @@ def test_weak_types_that_change_make_no_other_programs(first: Any, later: Any) -
     assert run([4, 4, 4], [1.0, 2.0, 3.0]) == alike
 
 
+def some_with_a_score(score: Any) -> Any:
+    """A step that is given validation data in some batches only; `score` of the loss is its metric in the others."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        loss = jnp.mean(batch["train"])
+        metrics = {"loss": loss, "score": jnp.max(batch["held_out"]) if "held_out" in batch else score(loss)}
+        metrics = jaxft.pmean(metrics)
+        return state + metrics["loss"], metrics
+
+    return train_step
+
+
+def with_a_score(number: int, shard: int) -> Any:
+    batch = {"train": np.full(4, shard + 1.0, np.float32)}
+    return {**batch, "held_out": np.full(2, shard, np.float32)} if number % 2 else batch
+
+
+def test_a_score_in_some_steps() -> None:
+    step = jaxft.fault_tolerant(some_with_a_score(lambda loss: 0 * loss), None, shards=4)
+    state: Any = jnp.zeros(())
+    scores = []
+    for _ in range(4):
+        state, metrics = step(state, with_a_score)
+        scores.append(float(metrics["score"]))
+    assert scores == [0.0, 1.5, 0.0, 1.5]
+
+
+def test_what_only_some_batches_exchange_is_named() -> None:
+    """A constant is the same in all shards, so it is not exchanged, although it is given to pmean."""
+    step = jaxft.fault_tolerant(some_with_a_score(lambda loss: jnp.zeros(())), None, shards=4)
+    state, _ = step(jnp.zeros(()), with_a_score)
+    with pytest.raises(
+        StepError, match=r"this one exchanges float32\[\] .*'score'\].*that one does not.*`0 \* loss`"
+    ):
+        step(state, with_a_score)
+
+
 def test_batches_as_under_jit() -> None:
     """numpy arrays, also of a wider type, and JAX arrays with and without a chosen placement."""
     model = mlp_adam()
