@@ -1,7 +1,7 @@
 """Moves every `pmean`, `psum` and `shard_index` of a traced step to the top level, where the step can be cut."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -11,12 +11,13 @@ from jax import lax
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis, translated, written_with_sums
+from jaxft._programs._branches import Segment, divided, switch
 from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._primitive import pmean_p, shard_index_p
 
-# Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out; any other changes whether or
-# how often it runs.
+# Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out, and a cond divided; the rest
+# changes whether or how often it runs.
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 # Primitives that call a jaxpr, and say how it is differentiated. A traced step is differentiated no more.
 _RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
@@ -25,6 +26,15 @@ _RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr
 _REMATS = frozenset({"checkpoint", "remat2"})
 # Of all scans of a step. Each becomes a separate program, and `apply` repeats what all of them made of the means.
 MOST_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What decides which branch of a cond with an exchange is taken; the call of that exchange, and its line."""
+
+    atom: Atom
+    call: str
+    line: str
 
 
 @dataclass
@@ -38,17 +48,18 @@ class Flat:
     outvars: list[Atom] = field(default_factory=list)
     eqns: list[Eqn] = field(default_factory=list)
     consts: dict[Var, Any] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
 
 
 def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -> Flat:
     """Inline the nested calls that contain a pmean, psum or shard_index; with `all_calls`, also all that only call.
 
-    A scan that contains a pmean or psum is written out, round by round. A `jax.checkpoint` with a shard_index and no
-    pmean or psum stays, and gets it as an operand.
+    A scan that contains a pmean or psum is written out, round by round; a cond is divided. A `jax.checkpoint` that
+    contains only a shard_index stays, and gets it as an operand.
 
     Raises:
-        StepError: one of these is inside a primitive that does more than call (cond, while, a scan of many rounds,
-            ...), the step uses another collective over `axis`, or it has effects that cannot be split over
+        StepError: one of these is inside a primitive that does more than call (while, a scan of many rounds, ...),
+            the step uses another collective over `axis`, or it has effects that cannot be split over
             several programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
@@ -108,6 +119,9 @@ class _Inliner:
         if eqn.primitive.name in _REMATS and not self._contains_marker(eqn, self._axis, exchange=True):
             self._given_the_index(eqn, invars, env)
             return
+        if eqn.primitive.name == "cond":
+            env.update(zip(eqn.outvars, self._branched(eqn, invars), strict=True))
+            return
         sub = _compat.called_jaxpr(eqn)
         if eqn.primitive.name not in _CALLS | _RULES | _REMATS or sub is None:
             raise StepError(_inside(eqn, *self._marker(eqn, self._axis)))
@@ -135,6 +149,60 @@ class _Inliner:
         self._flat.eqns.append(
             eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
         )
+
+    def _branched(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
+        """Divide a cond; return its results."""
+        choice, *operands = invars
+        if self._contains_marker(eqn, self._axis, exchange=True):
+            self._flat.choices.append(Choice(choice, *self._marker(eqn, self._axis, exchange=True)))
+        count = len(eqn.params["branches"])
+        ends = [self._up_to_last(eqn, number, choice, operands) for number in range(count)]
+        return self._switch(choice, ends, [var.aval for var in eqn.outvars], of=eqn)
+
+    def _up_to_last(
+        self, eqn: Eqn, number: int, choice: Atom, operands: Sequence[Atom]
+    ) -> tuple[Segment, dict[Var, Atom]]:
+        """Append a branch of a cond up to its last exchange; return what follows, and what the values before are."""
+        closed = eqn.params["branches"][number]
+        branch, env = _compat.open_jaxpr(closed), self._consts_of(closed)
+        body = Flat(invars=[*branch.invars, self._flat.invars[-1]])
+        inner = _Inliner(body, self._axis, self._all_calls)
+        inner._rounds = self._rounds
+        results = inner.body(branch, env, rename=True)
+        self._rounds = inner._rounds
+        self._flat.consts.update(body.consts)
+        named: dict[Var, Atom] = dict(zip(branch.invars, operands, strict=True))
+        *before, last = divided(body.eqns, results, [one.atom for one in body.choices])
+        for segment in before:
+            alone = [
+                (segment, named) if other == number else None for other in range(len(eqn.params["branches"]))
+            ]
+            if not segment.is_empty:
+                made = self._switch(choice, alone, [atom.aval for atom in segment.results], of=eqn)
+                named |= {
+                    var: one for var, one in zip(segment.results, made, strict=True) if _compat.is_var(var)
+                }
+            exchange = segment.exchange
+            assert exchange is not None
+            means = [_compat.new_var(var.aval) for var in exchange.outvars]
+            given = [_read(named, atom) for atom in exchange.invars]
+            self._flat.eqns.append(exchange.replace(invars=given, outvars=means))
+            named.update(zip(exchange.outvars, means, strict=True))
+        self._flat.choices += [replace(one, atom=_read(named, one.atom)) for one in body.choices]
+        return last, named
+
+    def _switch(
+        self,
+        choice: Atom,
+        branches: Sequence[tuple[Segment, Mapping[Var, Atom]] | None],
+        avals: Sequence[Any],
+        *,
+        of: Eqn,
+    ) -> list[Atom]:
+        """Append a cond of segments, each with what the values before are; return its results."""
+        given = [_read(env, var) for segment, env in filter(None, branches) for var in segment.reads]
+        run = switch([None if branch is None else branch[0] for branch in branches], avals)
+        return self._all_traced(run, choice, *given, of=of)
 
     def _consts_of(self, closed: AnyJaxpr) -> dict[Var, Atom]:
         """New variables for the constants of a body."""
@@ -183,15 +251,19 @@ class _Inliner:
         return self._traced(lambda x: lax.index_in_dim(x, number, keepdims=False), rows, of=eqn)
 
     def _traced(self, function: Callable[..., jax.Array], *atoms: Atom, of: Eqn) -> Atom:
-        """Append what a function does with values, which has one result, as if it stood where `of` does."""
+        """As `_all_traced`, for a function with one result."""
+        return self._all_traced(lambda *given: [function(*given)], *atoms, of=of)[0]
+
+    def _all_traced(self, function: Callable[..., list[jax.Array]], *atoms: Atom, of: Eqn) -> list[Atom]:
+        """Append what a function does with values, as if it stood where `of` does; return its results."""
         body, first = (
             _compat.open_jaxpr(_compat.trace(function, *map(_compat.spec, atoms))),
             len(self._flat.eqns),
         )
-        result = self.body(body, dict(zip(body.invars, atoms, strict=True)), rename=True)[0]
+        results = self.body(body, dict(zip(body.invars, atoms, strict=True)), rename=True)
         made = [eqn.replace(source_info=of.source_info) for eqn in self._flat.eqns[first:]]
         self._flat.eqns[first:] = made
-        return result
+        return results
 
     def _constrain(self, atoms: Sequence[Atom], shardings: Sequence[Any] | None, eqn: Eqn) -> list[Atom]:
         """Keep the shardings that an inlined `jax.jit` requested, as constraints."""
@@ -252,7 +324,7 @@ def _closes_over_large(eqn: Eqn) -> bool:
     )
 
 
-def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
+def _read(env: Mapping[Var, Atom], atom: Atom) -> Atom:
     return env.get(atom, atom) if _compat.is_var(atom) else atom
 
 
@@ -263,23 +335,12 @@ def _inside(eqn: Eqn, call: str, line: str) -> str:
             "level of the step, and use its result inside (a plain nested jax.jit is fine)."
         )
     name = eqn.primitive.name
+    loops = " Or use a lax.scan or a lax.fori_loop with fixed bounds, which is written out."
     return (
         f"{call} is inside {name!r} ({line}). The step is cut where groups exchange, and a {name!r} cannot be cut "
-        f"in two. Move the call out of it: {_OUTSIDE.get(name, _ONCE)}"
+        "in two. Move the call out of it: accumulate first, then exchange the result once, at the top level of the "
+        f"step (a plain nested jax.jit is fine).{loops if name == 'while' else ''}"
     )
-
-
-_ONCE = (
-    "accumulate first, then exchange the result once, at the top level of the step (a plain nested jax.jit is "
-    "fine)."
-)
-_OUTSIDE = {
-    "while": f"{_ONCE} Or use a lax.scan or a lax.fori_loop with fixed bounds, which is written out.",
-    "cond": (
-        "let each branch return what is to be exchanged, or zeros, and exchange the result in every step, at the top "
-        "level (a plain nested jax.jit is fine). What follows from the mean may be in a second lax.cond."
-    ),
-}
 
 
 def _too_many(call: str, line: str) -> str:

@@ -28,7 +28,8 @@ def pmean(tree: T) -> T:
     Several calls that do not depend on each other are one exchange. A call with a value that depends on earlier means
     and on the batch is another exchange of the same step. A value that does not depend on the batch is
     already the same in all groups and is returned unchanged, whatever its dtype. Under `jax.vmap` it averages each
-    element. A call in a `jax.lax.scan` is one exchange in each round.
+    element. A call in a `jax.lax.scan` is one exchange in each round. One in a branch of a `jax.lax.cond` takes
+    place in every step, with zeros where another branch is taken; the batch may not decide that.
 
     If a group fails during the exchange, the others compute its shards and average again: the result is the
     mean over the same shards, in the same order of summation, with the same bits.
@@ -52,8 +53,8 @@ def pmean(tree: T) -> T:
     Raises:
         StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is
             neither floating point nor complex; or the step cannot be cut at this pmean: it is outside a step given to
-            `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, a `cond`, scans of more than 64
-            rounds, or `jax.shard_map`.
+            `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, scans of more than 64 rounds,
+            or `jax.shard_map`.
     """
     return _mark(tree, "mean")
 
@@ -115,8 +116,7 @@ def shard_index() -> jax.Array:
         An int32 scalar.
 
     Raises:
-        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a control flow primitive
-            or `jax.shard_map`.
+        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a loop or `jax.shard_map`.
     """
     (index,) = shard_index_p.bind()
     return index

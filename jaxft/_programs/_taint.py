@@ -26,7 +26,7 @@ from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
-from jaxft._programs._inline import Flat
+from jaxft._programs._inline import Choice, Flat
 from jaxft._programs._primitive import check_dtype, pmean_p
 
 Taint = int
@@ -72,8 +72,9 @@ def analyse(flat: Flat, batch: Sequence[Var], shards: int | None = None) -> Tain
     Each psum of a value that does not depend on the batch is replaced in `flat` by a multiplication.
 
     Raises:
-        StepError: a pmean or psum of a dtype that it does not accept; a psum of a value that does not depend on the
-            batch, if `shards` is None.
+        StepError: a pmean or psum of a dtype that it does not accept; one in a cond whose branch derives from the
+            batch, as shards may take different ones; a psum of a value that does not depend on the batch, if `shards`
+            is None.
     """
     taints = Taints(of=dict.fromkeys(batch, BATCH), exchanged={}, alias={})
     rules = Rules()
@@ -86,7 +87,19 @@ def analyse(flat: Flat, batch: Sequence[Var], shards: int | None = None) -> Tain
             continue
         taints.of.update(zip(eqn.outvars, rules.results(eqn, ins), strict=True))
     flat.eqns = eqns
+    for choice in flat.choices:
+        if taints.taint(choice.atom) & BATCH:
+            raise StepError(_different_branches(choice))
     return taints
+
+
+def _different_branches(choice: Choice) -> str:
+    return (
+        f"{choice.call} is inside a 'cond' ({choice.line}), and which branch is taken derives from the batch (or "
+        "from the number of the shard, or a host callback). Shards may take different ones, so that some exchange "
+        "and others do not. Let it derive from the state or from means; or let each branch return what is to be "
+        "exchanged, or zeros, and exchange the result outside."
+    )
 
 
 def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) -> Sequence[Eqn]:

@@ -301,6 +301,30 @@ def compares_each_row_with_those_of_all_shards(text: str, folder: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@stage("porting.md", 'batch["held_out"]')
+def scores_held_out_samples_in_some_steps(text: str, folder: Path) -> None:
+    """Each shard has a part of them, in every second step."""
+
+    def mean_of(params: Any, rows: Any) -> Any:
+        return jnp.mean((rows @ params - 1.0) ** 2)
+
+    def rows_of(step: int, shard: int) -> np.ndarray:
+        return np.random.default_rng([step, shard]).standard_normal((4, 3), np.float32)
+
+    def batch_for(step: int, shard: int) -> dict[str, np.ndarray]:
+        held_out = {"held_out": rows_of(99, shard)} if step % 2 else {}
+        return {"train": rows_of(step, shard), **held_out}
+
+    names = dict(jax=jax, jnp=jnp, jaxft=jaxft, loss_fn=mean_of, score_fn=mean_of)
+    step = jaxft.fault_tolerant(ran(text, **names).train_step, None, shards=2)
+    params: Any = jnp.zeros(3)
+    for number in range(4):
+        before = np.asarray(params)
+        params, metrics = step(params, batch_for)
+        expected = np.mean([mean_of(before, rows_of(99, shard)) for shard in range(2)]) if number % 2 else 0.0
+        np.testing.assert_allclose(metrics["score"], expected, rtol=1e-5)
+
+
 @stage("porting.md", "def pmax(tree, shards)")
 def takes_the_maximum_over_shards(text: str, folder: Path) -> None:
     pmax = ran(text, jax=jax, jnp=jnp, jaxft=jaxft).pmax

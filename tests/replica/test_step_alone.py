@@ -209,7 +209,7 @@ def test_apply_must_not_depend_on_the_shape_of_the_batch() -> None:
 
     step = jaxft.fault_tolerant(summed, None)
     state, _ = step(jnp.zeros(()), np.ones(4, np.float32))
-    with pytest.raises(StepError, match=r"depends on the batch's shape.*before jaxft\.pmean"):
+    with pytest.raises(StepError, match=r"depends on the batch's structure, shape.*before jaxft\.pmean"):
         step(state, np.ones(3, np.float32))
 
 

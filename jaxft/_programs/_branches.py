@@ -1,0 +1,86 @@
+"""Divides the branches of a `lax.cond` at the exchanges within them.
+
+A cond cannot be cut in two, but each of its branches can. So it becomes a cond for the equations of a branch before
+each exchange, which makes zeros if another branch is taken; the exchange itself, which takes place in every step,
+since all steps of all groups must exchange the same values; and one for what follows in each branch, which makes the
+results.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxft._programs import _compat
+from jaxft._programs._compat import Atom, Eqn, Var
+from jaxft._programs._primitive import pmean_p
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Equations of a branch between two exchanges.
+
+    `exchange` follows them: None after the last ones, whose results are those of the branch.
+    """
+
+    eqns: Sequence[Eqn]
+    results: Sequence[Atom]
+    exchange: Eqn | None
+
+    @property
+    def reads(self) -> list[Var]:
+        """What is made elsewhere, in order."""
+        made = {var for eqn in self.eqns for var in eqn.outvars}
+        atoms = (*(atom for eqn in self.eqns for atom in eqn.invars), *self.results)
+        return list(dict.fromkeys(atom for atom in atoms if _compat.is_var(atom) and atom not in made))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether leaving it out changes nothing."""
+        return not self.results and not any(eqn.effects for eqn in self.eqns)
+
+    def function(self) -> Callable[..., list[Any]]:
+        """Its results as a function of what it reads."""
+        return _compat.as_function(_compat.new_jaxpr(self.reads, self.results, self.eqns))
+
+
+def divided(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[Atom]) -> list[Segment]:
+    """Divide the equations of a branch at each exchange; `also` are values that are to be results, too."""
+    cuts = [at for at, eqn in enumerate(eqns) if eqn.primitive is pmean_p]
+    segments: list[Segment] = []
+    needed = {*filter(_compat.is_var, results)}
+    segments.append(Segment(eqns[cuts[-1] + 1 if cuts else 0 :], results, None))
+    for number in reversed(range(len(cuts))):
+        after = segments[-1]
+        at, begin = cuts[number], cuts[number - 1] + 1 if number else 0
+        needed |= {*after.reads, *filter(_compat.is_var, eqns[at].invars), *filter(_compat.is_var, also)}
+        made = (var for eqn in eqns[begin:at] for var in eqn.outvars)
+        segments.append(Segment(eqns[begin:at], [var for var in made if var in needed], eqns[at]))
+    return segments[::-1]
+
+
+def switch(segments: Sequence[Segment | None], of: Sequence[Any]) -> Callable[..., list[jax.Array]]:
+    """The function that runs one of several segments; zeros of the types `of` where there is none.
+
+    Its arguments are the number of the segment, then what each segment reads, one after the other.
+    """
+
+    def run(choice: jax.Array, *given: jax.Array) -> list[jax.Array]:
+        branches: list[Callable[..., list[Any]]] = []
+        start = 0
+        for segment in segments:
+            stop = start + (0 if segment is None else len(segment.reads))
+            branches.append(_over(segment, of, start, stop))
+            start = stop
+        return lax.switch(choice, branches, *given)
+
+    return run
+
+
+def _over(segment: Segment | None, of: Sequence[Any], start: int, stop: int) -> Callable[..., list[Any]]:
+    if segment is None:
+        return lambda *given: list(map(_compat.zeros_like_aval, of))
+    function = segment.function()
+    return lambda *given: function(*given[start:stop])
