@@ -195,7 +195,8 @@ class Launcher:
         for one in left:
             one.give_up(
                 "No group holds the job's state any more, and none has brought a checkpoint of it: it cannot go on. "
-                "To train again from the first step, start another launch, in another --folder if you gave one."
+                "To train again from the first step, start another launch, in another --folder if you gave one. With "
+                "checkpoints= in its Manager, it would go on from the newest one."
             )
 
     def _watch(self, one: Supervisor, health: Health) -> Watch:
