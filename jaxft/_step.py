@@ -4,7 +4,6 @@ import contextlib
 import functools
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,9 +12,8 @@ import jax
 import numpy as np
 from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 
-from jaxft._arrays._layout import LeafSpec
 from jaxft._callers import one_caller
-from jaxft._errors import ConfigurationError, JaxftError, StepError
+from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._from_state import FromState, variable_with
 from jaxft._manager import Manager
 from jaxft._numbers import whole
@@ -38,6 +36,7 @@ from jaxft._programs._leaves import own, refuse_tracers, strong
 from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._partition import Cut
 from jaxft._programs._programs import Programs
+from jaxft._programs._repeatable import check_repeatable
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
 from jaxft._programs._static_leaves import StaticLeaves
@@ -548,7 +547,7 @@ class Step:
                 )
                 if (self._axis.shards or 1) > 1:
                     built.compile_sums()
-            _check_repeatable(built, self._reference.setdefault(state_types, built))
+            check_repeatable(built, self._reference.setdefault(state_types, built))
             siblings = functools.partial(self._find, given)
             programs = self._programs[signature] = replace(built, siblings=siblings)
         return programs
@@ -596,45 +595,6 @@ def _asked_once(batch_for: BatchFor) -> BatchFor:
             return batch_for.first_once()
         case _:
             return functools.lru_cache(maxsize=2)(batch_for)
-
-
-def _check_repeatable(built: Programs, reference: Programs) -> None:
-    """A group that joins replays the means of a step through the only `apply` that it knows."""
-    same_apply = built.executables.apply_key == reference.executables.apply_key
-    if built.contribution == reference.contribution and same_apply:
-        return
-    raise StepError(
-        "What the step averages, or what it does with the means, depends on the batch's structure, shape or "
-        "placement or on a static argument: it differs from that of an earlier call"
-        f"{_other_values(built, reference)}. Every group must be able to repeat a step from the state and the means "
-        "alone, whatever they came from. Do what depends on the batch (such as dividing by its size) before "
-        "jaxft.pmean or psum, and keep static arguments to what happens before it."
-    )
-
-
-def _other_values(built: Programs, reference: Programs) -> str:
-    """Which values only one of two calls exchanges, as a part of a message."""
-    now, before = Counter(built.contribution), Counter(reference.contribution)
-    told = [
-        f"{call} exchanges {_values(list(more.elements()))}, which {other} does not"
-        for call, other, more in (
-            ("this one", "that one", now - before),
-            ("that one", "this one", before - now),
-        )
-        if more
-    ]
-    if not told:
-        return ""
-    return (
-        f" ({'; '.join(told)}; a value that is the same in all shards, such as jnp.zeros(()), is not exchanged: to "
-        "exchange it like one of the batch, let it derive from the batch, as `0 * loss` does)"
-    )
-
-
-def _values(specs: Sequence[LeafSpec]) -> str:
-    """The types of the first values, with their places in what the step exchanges."""
-    first = [f"{spec.dtype}{list(spec.shape)} {spec.path}".rstrip() for spec in specs[:3]]
-    return ", ".join(first) + (f" and {len(specs) - 3} more" if specs[3:] else "")
 
 
 class _Given(NamedTuple):
