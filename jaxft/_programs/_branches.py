@@ -46,7 +46,7 @@ class Segment:
         return _compat.as_function(_compat.new_jaxpr(self.reads, self.results, self.eqns))
 
 
-def divided(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[Atom]) -> list[Segment]:
+def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[Atom]) -> list[Segment]:
     """Divide the equations of a branch at each exchange; `also` are values that are to be results, too."""
     cuts = [at for at, eqn in enumerate(eqns) if eqn.primitive is pmean_p]
     segments: list[Segment] = []
@@ -61,11 +61,13 @@ def divided(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[Atom]
     return segments[::-1]
 
 
-def switch(segments: Sequence[Segment | None], of: Sequence[Any]) -> Callable[..., list[jax.Array]]:
-    """The function that runs one of several segments; zeros of the types `of` where there is none.
+def switch(segments: Sequence[Segment | None]) -> Callable[..., list[jax.Array]]:
+    """The function that runs one of several segments; zeros of the same types where there is none.
 
     Its arguments are the number of the segment, then what each segment reads, one after the other.
     """
+
+    of = [atom.aval for atom in next(filter(None, segments)).results]
 
     def run(choice: jax.Array, *given: jax.Array) -> list[jax.Array]:
         branches: list[Callable[..., list[Any]]] = []

@@ -11,7 +11,7 @@ from jax import lax
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis, translated, written_with_sums
-from jaxft._programs._branches import Segment, divided, switch
+from jaxft._programs._branches import Segment, segments_of, switch
 from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._primitive import pmean_p, shard_index_p
@@ -157,7 +157,7 @@ class _Inliner:
             self._flat.choices.append(Choice(choice, *self._marker(eqn, self._axis, exchange=True)))
         count = len(eqn.params["branches"])
         ends = [self._up_to_last(eqn, number, choice, operands) for number in range(count)]
-        return self._switch(choice, ends, [var.aval for var in eqn.outvars], of=eqn)
+        return self._switch(choice, ends, of=eqn)
 
     def _up_to_last(
         self, eqn: Eqn, number: int, choice: Atom, operands: Sequence[Atom]
@@ -172,13 +172,13 @@ class _Inliner:
         self._rounds = inner._rounds
         self._flat.consts.update(body.consts)
         named: dict[Var, Atom] = dict(zip(branch.invars, operands, strict=True))
-        *before, last = divided(body.eqns, results, [one.atom for one in body.choices])
+        *before, last = segments_of(body.eqns, results, [one.atom for one in body.choices])
         for segment in before:
             alone = [
                 (segment, named) if other == number else None for other in range(len(eqn.params["branches"]))
             ]
             if not segment.is_empty:
-                made = self._switch(choice, alone, [atom.aval for atom in segment.results], of=eqn)
+                made = self._switch(choice, alone, of=eqn)
                 named |= {
                     var: one for var, one in zip(segment.results, made, strict=True) if _compat.is_var(var)
                 }
@@ -192,16 +192,11 @@ class _Inliner:
         return last, named
 
     def _switch(
-        self,
-        choice: Atom,
-        branches: Sequence[tuple[Segment, Mapping[Var, Atom]] | None],
-        avals: Sequence[Any],
-        *,
-        of: Eqn,
+        self, choice: Atom, branches: Sequence[tuple[Segment, Mapping[Var, Atom]] | None], *, of: Eqn
     ) -> list[Atom]:
         """Append a cond of segments, each with what the values before are; return its results."""
         given = [_read(env, var) for segment, env in filter(None, branches) for var in segment.reads]
-        run = switch([None if branch is None else branch[0] for branch in branches], avals)
+        run = switch([None if branch is None else branch[0] for branch in branches])
         return self._all_traced(run, choice, *given, of=of)
 
     def _consts_of(self, closed: AnyJaxpr) -> dict[Var, Atom]:
