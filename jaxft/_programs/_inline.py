@@ -14,6 +14,7 @@ from jaxft._programs._axis import NO_AXIS, Axis, translated, written_with_sums
 from jaxft._programs._branches import Segment, segments_of, switch
 from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
+from jaxft._programs._loops import LOOPS, given_more
 from jaxft._programs._primitive import pmean_p, shard_index_p
 
 # Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out, and a cond divided; the rest
@@ -54,13 +55,13 @@ class Flat:
 def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -> Flat:
     """Inline the nested calls that contain a pmean, psum or shard_index; with `all_calls`, also all that only call.
 
-    A scan that contains a pmean or psum is written out, round by round; a cond is divided. A `jax.checkpoint` that
-    contains only a shard_index stays, and gets it as an operand.
+    A scan that contains a pmean or psum is written out, round by round; a cond is divided. A loop or a
+    `jax.checkpoint` that contains only a shard_index stays, and gets it as an operand.
 
     Raises:
-        StepError: one of these is inside a primitive that does more than call (while, a scan of many rounds, ...),
-            the step uses another collective over `axis`, or it has effects that cannot be split over
-            several programs.
+        StepError: one of these is inside a primitive that does more than call (a pmean in a while or in a scan of
+            many rounds, ...), the step uses another collective over `axis`, or it has effects that cannot be split
+            over several programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
     flat = Flat(invars=[*jaxpr.invars, _compat.new_var(_compat.int32_aval())])
@@ -116,6 +117,11 @@ class _Inliner:
         if eqn.primitive.name == "scan" and self._contains_marker(eqn, self._axis, exchange=True):
             env.update(zip(eqn.outvars, self._unrolled(eqn, invars), strict=True))
             return
+        if (loops := LOOPS.get(eqn.primitive.name)) and not self._contains_marker(
+            eqn, self._axis, exchange=True
+        ):
+            env.update(zip(eqn.outvars, self._looped(eqn, loops, invars), strict=True))
+            return
         if eqn.primitive.name in _REMATS and not self._contains_marker(eqn, self._axis, exchange=True):
             self._given_the_index(eqn, invars, env)
             return
@@ -136,10 +142,9 @@ class _Inliner:
         """Append a `jax.checkpoint` whose body takes the number of the shard as an operand."""
         sub = _compat.called_jaxpr(eqn)
         assert sub is not None
-        body = Flat(invars=[*sub.invars, _compat.new_var(_compat.int32_aval())])
-        results = _Inliner(body, self._axis, all_calls=False).body(sub, {}, rename=True)
+        body = inline(sub, self._axis)
         self._flat.consts.update(body.consts)
-        jaxpr = _compat.new_jaxpr([*body.invars, *body.consts], results, body.eqns)
+        jaxpr = _compat.new_jaxpr([*body.invars, *body.consts], body.outvars, body.eqns)
         params = {**eqn.params, "jaxpr": jaxpr}
         if isinstance(eqn.params["prevent_cse"], tuple):  # one for each operand
             params["prevent_cse"] = (*eqn.params["prevent_cse"], *[False] * (1 + len(body.consts)))
@@ -149,6 +154,15 @@ class _Inliner:
         self._flat.eqns.append(
             eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
         )
+
+    def _looped(self, eqn: Eqn, names: Sequence[str], invars: Sequence[Atom]) -> list[Atom]:
+        """Append a loop whose bodies take the number of the shard; return its results."""
+        bodies = [inline(eqn.params[name], self._axis) for name in names]
+        consts = {var: value for body in bodies for var, value in body.consts.items()}
+        self._flat.consts.update(consts)
+        taking = [_compat.new_jaxpr([*body.invars, *consts], body.outvars, body.eqns) for body in bodies]
+        more = self._flat.invars[-1], *consts
+        return self._all_traced(given_more(eqn, taking), *invars, *more, of=eqn)
 
     def _branched(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
         """Divide a cond; return its results."""

@@ -116,7 +116,8 @@ def shard_index() -> jax.Array:
         An int32 scalar.
 
     Raises:
-        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a loop or `jax.shard_map`.
+        StepError: it is called outside a step given to `jaxft.fault_tolerant`, or inside a `jax.shard_map`
+            or a solver, such as `lax.custom_linear_solve`.
     """
     (index,) = shard_index_p.bind()
     return index

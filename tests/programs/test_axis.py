@@ -393,10 +393,6 @@ def test_parts_of_the_axis() -> None:
             lambda x: lax.cond(x[0, 0] > 0, lambda: lax.pmax(x, "batch"), lambda: x),
             r"jax\.lax\.pmax over 'batch' is inside a 'cond' .* derives from the batch",
         ),
-        (
-            lambda x: lax.fori_loop(0, 2, lambda i, y: y + lax.axis_index("batch").astype(y.dtype), x),
-            r"jax\.lax\.axis_index over 'batch' is inside '(scan|while)' .*call it first",
-        ),
     ],
 )
 def test_inside(function: Any, match: str) -> None:

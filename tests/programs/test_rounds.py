@@ -470,15 +470,6 @@ def test_no_round_keeps_its_type_on_a_mesh() -> None:
     assert found.aval.sharding.spec == wanted.sharding.spec
 
 
-def test_the_number_of_the_shard_alone_does_not_unroll_a_scan() -> None:
-    def numbers(w: jax.Array, batch: jax.Array) -> Any:
-        total, _ = lax.scan(lambda c, _: (c + jaxft.shard_index(), None), 0, None, length=2)
-        return w + jaxft.pmean(batch.mean() + total.astype(w.dtype)), {}
-
-    with pytest.raises(StepError, match="shard_index is inside 'scan'"):
-        built(numbers, jnp.zeros(5))
-
-
 def test_on_a_mesh() -> None:
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))

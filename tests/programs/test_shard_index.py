@@ -70,16 +70,19 @@ def test_it_may_be_inside_a_nested_jit_under_vmap_and_under_grad() -> None:
         np.testing.assert_array_equal(after["mean"], np.full(4, 2.0))
 
 
-def test_it_cannot_be_inside_a_loop() -> None:
+def test_it_cannot_be_inside_a_solver() -> None:
     def train_step(state: Any, batch: Any) -> Any:
-        total, _ = jax.lax.scan(
-            lambda c, _: (c + jaxft.shard_index().astype(jnp.float32), None), batch, length=2
+        solved = jax.lax.custom_linear_solve(
+            lambda x: x * (2 + jaxft.shard_index()).astype(x.dtype),
+            batch,
+            lambda matvec, b: b,
+            symmetric=True,
         )
-        return state, jaxft.pmean(total)
+        return state, jaxft.pmean(solved)
 
     with pytest.raises(
         StepError,
-        match=r"shard_index is inside 'scan' \(.*test_shard_index\.py:\d+.*call it first, at the top level",
+        match=r"shard_index is inside 'custom_linear_solve' \(.*test_shard_index\.py:\d+.*call it first, at the top",
     ):
         jaxft.fault_tolerant(train_step, None)(state(), zeros(0, 0))
 
