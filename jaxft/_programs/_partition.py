@@ -284,6 +284,13 @@ def _forwarded(
     return found
 
 
+def _may_be_key(atom: Atom) -> bool:
+    """Whether a value is a key, or keys, or has the type of the raw ones of `jax.random.PRNGKey`."""
+    dtype = _compat.dtype(atom)
+    raw = dtype == jnp.uint32 and _compat.shape(atom)[-1:] in ((2,), (4,))
+    return raw or jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def _check_state(
     step: Analysed, new_state: Sequence[Atom], state_labels: Sequence[str], batch_labels: Sequence[str]
 ) -> None:
@@ -305,7 +312,7 @@ def _check_state(
         "Wrap the values it is computed from in jaxft.pmean(...) or jaxft.psum(...), or return it among the "
         "metrics."
     )
-    if jnp.issubdtype(_compat.dtype(atom), jax.dtypes.prng_key):
+    if _may_be_key(atom):
         remedy = (
             "A key has no mean: split it first, fold the number of the shard into the part that is used "
             "(`jax.random.fold_in(used, jaxft.shard_index())`), and return the other part."

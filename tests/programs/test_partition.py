@@ -116,7 +116,8 @@ def test_under_grad() -> None:
 # What a new state may derive from
 
 
-def test_a_key_with_the_number_of_the_shard_is_told_to_be_split_first() -> None:
+@pytest.mark.parametrize("key_of", [jax.random.key, jax.random.PRNGKey])
+def test_a_key_with_the_number_of_the_shard_is_told_to_be_split_first(key_of: Any) -> None:
     """A mean, as for other leaves, cannot help."""
 
     def train_step(state: Any, batch: Any) -> Any:
@@ -125,7 +126,7 @@ def test_a_key_with_the_number_of_the_shard_is_told_to_be_split_first() -> None:
         return {"w": state["w"] + jaxft.pmean(batch + noise), "key": key}, {}
 
     with pytest.raises(StepError, match=r"leaf \['key'\] .*or from the number of the shard") as caught:
-        cut_programs(train_step, {"w": jnp.zeros(3), "key": jax.random.key(0)}, np.ones(3, np.float32))
+        cut_programs(train_step, {"w": jnp.zeros(3), "key": key_of(0)}, np.ones(3, np.float32))
     assert "split it first, fold the number of the shard into the part that is used" in str(caught.value)
     assert "jaxft.pmean(...)" not in str(caught.value)
 
