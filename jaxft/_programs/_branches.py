@@ -50,14 +50,18 @@ def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[A
     """Divide the equations of a branch at each exchange; `also` are values that are to be results, too."""
     cuts = [at for at, eqn in enumerate(eqns) if eqn.primitive is pmean_p]
     segments: list[Segment] = []
+    within = {var for eqn in eqns for var in eqn.outvars}
     needed = {*filter(_compat.is_var, results)}
     segments.append(Segment(eqns[cuts[-1] + 1 if cuts else 0 :], results, None))
     for number in reversed(range(len(cuts))):
         after = segments[-1]
         at, begin = cuts[number], cuts[number - 1] + 1 if number else 0
         needed |= {*after.reads, *filter(_compat.is_var, eqns[at].invars), *filter(_compat.is_var, also)}
+        # Also what is exchanged as it comes into the branch: zeros, too, if another one is taken.
+        given = (atom for atom in eqns[at].invars if _compat.is_var(atom) and atom not in within)
         made = (var for eqn in eqns[begin:at] for var in eqn.outvars)
-        segments.append(Segment(eqns[begin:at], [var for var in made if var in needed], eqns[at]))
+        found = dict.fromkeys((*(var for var in made if var in needed), *given))
+        segments.append(Segment(eqns[begin:at], list(found), eqns[at]))
     return segments[::-1]
 
 

@@ -249,6 +249,21 @@ def test_branches_exchange_together() -> None:
     assert sorted(shapes) == [((), "int32"), ((5, 5), "float32"), ((5, 5), "float32")]
 
 
+def test_a_branch_that_is_not_taken_exchanges_zeros() -> None:
+    """Also in place of a value from outside the branch: that may be what the branch is not taken for."""
+
+    def guarded(state: State, x: jax.Array) -> Any:
+        grads = jax.grad(loss_of)(state["w"], x) * jnp.where(state["count"] == 2, jnp.inf, 1.0)
+        finite = lax.pmin(jnp.isfinite(grads).all(), AXIS)
+        w = lax.cond(finite, lambda w: w - 0.1 * lax.pmean(grads, AXIS), lambda w: w, state["w"])
+        return after(state, w=w), {"finite": finite}
+
+    ours, plain = of_jaxft(guarded, nonfinite="raise"), of_vmap(guarded)
+    assert [bool(metrics["finite"]) for metrics in ours[1]] == [True, True, False, True, True]
+    for one, other in zip(plain_keys(ours), plain_keys(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
+
+
 def test_a_callback_runs_where_its_branch_is_taken() -> None:
     seen: list[int] = []
 
