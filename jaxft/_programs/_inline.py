@@ -88,9 +88,7 @@ class _Inliner:
                 continue
             invars = [_read(env, atom) for atom in eqn.invars]
             if (written := written_with_sums(eqn, self._axis)) is not None:
-                sums = _compat.open_jaxpr(written)
-                results = self.body(sums, dict(zip(sums.invars, invars, strict=True)), rename=True)
-                env.update(zip(eqn.outvars, results, strict=True))
+                env.update(zip(eqn.outvars, self._in_place_of(eqn, written, invars), strict=True))
                 continue
             if eqn.primitive is not pmean_p and (self._opens(eqn) or self._contains_marker(eqn, self._axis)):
                 self._call(eqn, invars, env)
@@ -265,10 +263,11 @@ class _Inliner:
 
     def _all_traced(self, function: Callable[..., list[jax.Array]], *atoms: Atom, of: Eqn) -> list[Atom]:
         """Append what a function does with values, as if it stood where `of` does; return its results."""
-        body, first = (
-            _compat.open_jaxpr(_compat.trace(function, *map(_compat.spec, atoms))),
-            len(self._flat.eqns),
-        )
+        return self._in_place_of(of, _compat.trace(function, *map(_compat.spec, atoms)), atoms)
+
+    def _in_place_of(self, of: Eqn, closed: AnyJaxpr, atoms: Sequence[Atom]) -> list[Atom]:
+        """Append the equations of a jaxpr, as if they stood where `of` does; return its results."""
+        body, first = _compat.open_jaxpr(closed), len(self._flat.eqns)
         results = self.body(body, dict(zip(body.invars, atoms, strict=True)), rename=True)
         made = [eqn.replace(source_info=of.source_info) for eqn in self._flat.eqns[first:]]
         self._flat.eqns[first:] = made

@@ -372,6 +372,13 @@ def test_one_row_of_vmap_and_the_axis_of_the_shards_at_once() -> None:
     np.testing.assert_allclose(metrics["mean"], rows.mean(0), rtol=1e-6)
 
 
+def test_a_type_that_has_no_sum_is_named_where_it_is_summed_over_two_axes() -> None:
+    def both(state: Any, x: Any) -> Any:
+        return jax.vmap(lambda row: lax.psum(row.astype(jnp.uint8), ("batch", "rows")), axis_name="rows")(x)
+
+    refused(both, "leaf of type uint8")
+
+
 def test_parts_of_the_axis() -> None:
     groups = [[0, 1], [2, 3]]
     refused(lambda state, x: lax.psum(x, "batch", axis_index_groups=groups), "or over parts of it")
