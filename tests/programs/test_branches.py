@@ -279,6 +279,36 @@ def test_a_callback_runs_where_its_branch_is_taken() -> None:
     assert sorted({*seen}) == [1, 3]
 
 
+def test_a_callback_between_two_exchanges_of_what_was_made_before_runs() -> None:
+    seen: list[int] = []
+
+    def step(state: State, x: jax.Array) -> Any:
+        def train(w: jax.Array) -> jax.Array:
+            grads = jax.grad(loss_of)(w, x)
+            mean = lax.pmean(grads, AXIS)
+            jax.debug.callback(lambda count: seen.append(int(count)), state["count"])
+            total = lax.psum(grads, AXIS)
+            return w - 0.1 * mean + 0.01 * total
+
+        return after(state, w=lax.cond(state["count"] % 2 == 1, train, lambda w: w, state["w"])), {}
+
+    of_jaxft(step)
+    jax.effects_barrier()
+    assert sorted({*seen}) == [1, 3]
+
+
+def test_the_rounds_of_scans_in_all_branches_count() -> None:
+    def rounds(w: jax.Array, x: jax.Array) -> jax.Array:
+        return lax.scan(lambda w, _: (w + lax.psum(x[:5], AXIS), None), w, length=40)[0]
+
+    def step(state: State, x: jax.Array) -> Any:
+        w = lax.cond(state["count"] > 0, lambda w: rounds(w, x), lambda w: rounds(w, -x), state["w"])
+        return after(state, w=w), {}
+
+    with pytest.raises(jaxft.StepError, match="more than 64 rounds"):
+        of_jaxft(step)
+
+
 @pytest.mark.parametrize("inner", [False, True])
 def test_shards_may_not_take_different_branches(inner: bool) -> None:
     def step(state: State, x: jax.Array) -> Any:
