@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 from jaxft_coordinator._server import SERVICE
 from jaxft_protocol import credentials, wire
-from jaxft_protocol.messages import Alive, CoordinatorMessage, Goodbye, Welcome
+from jaxft_protocol.messages import Alive, CoordinatorMessage, Goodbye, Step, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from tests import patience
@@ -29,6 +29,7 @@ class Coordinator:
         self.silent = False  # sends nothing, not even a greeting
         self.mute = False  # answers no heartbeats
         self.heartbeat_interval_ms = 100
+        self.frontier_step: Step | None = None  # of its job
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
         self._server: grpc.aio.Server | None = None
 
@@ -64,7 +65,7 @@ class Coordinator:
                 await reader
                 return
             yield CHALLENGE
-            welcome = Welcome(heartbeat_interval_ms=self.heartbeat_interval_ms)
+            welcome = Welcome(self.heartbeat_interval_ms, frontier_step=self.frontier_step)
             yield wire.coordinator_to_proto(welcome).SerializeToString()
             while not reader.done():
                 with contextlib.suppress(TimeoutError):

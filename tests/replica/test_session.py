@@ -336,6 +336,22 @@ def test_a_long_wait_says_for_whom(
         patience.join(waiting)
 
 
+def test_a_group_is_stranded_once_it_has_waited_for_a_while_and_while_no_donor_is_there(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator.frontier_step = Step(9)
+    with session_with(coordinator) as session:
+        session.post(Prepared(Step(0), 0xD1))
+        monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.05)
+        patience.until(lambda: session.stranded, "nothing that holds the state")
+        monkeypatch.setattr(_session, "FIRST_MENTION_S", 3600.0)
+        assert not session.stranded
+        monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.0)
+        assert session.stranded
+        coordinator.say(Waiting("a donor", held=True))
+        patience.until(lambda: not session.stranded, "the donor")
+
+
 def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coordinator: Coordinator) -> None:
     """If any task in the loop ends, including gRPC's, the stream is reconnected or the session ends."""
     coordinator.mute = True  # so that a stream on which gRPC reports nothing any more is noticed
