@@ -6,7 +6,7 @@ since all steps of all groups must exchange the same values; and one for what fo
 results.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,8 +46,8 @@ class Segment:
         return _compat.as_function(_compat.new_jaxpr(self.reads, self.results, self.eqns))
 
 
-def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[Atom]) -> list[Segment]:
-    """Divide the equations of a branch at each exchange; `also` are values that are to be results, too."""
+def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom]) -> list[Segment]:
+    """Divide the equations of a branch at each exchange."""
     cuts = [at for at, eqn in enumerate(eqns) if eqn.primitive is pmean_p]
     segments: list[Segment] = []
     within = {var for eqn in eqns for var in eqn.outvars}
@@ -56,7 +56,7 @@ def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom], also: Collection[A
     for number in reversed(range(len(cuts))):
         after = segments[-1]
         at, begin = cuts[number], cuts[number - 1] + 1 if number else 0
-        needed |= {*after.reads, *filter(_compat.is_var, eqns[at].invars), *filter(_compat.is_var, also)}
+        needed |= {*after.reads, *filter(_compat.is_var, eqns[at].invars)}
         # Also what is exchanged as it comes into the branch: zeros, too, if another one is taken.
         given = (atom for atom in eqns[at].invars if _compat.is_var(atom) and atom not in within)
         made = (var for eqn in eqns[begin:at] for var in eqn.outvars)

@@ -36,7 +36,13 @@ def dimensions_first(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
     dimensions = tuple(one for one in eqn.params["axes"] if one != name)
 
     def written(*operands: jax.Array) -> list[jax.Array]:
-        return [across(within(each, dimensions).astype(each.dtype), name) for each in operands]
+        return [reduced(each) for each in operands]
+
+    def reduced(x: jax.Array) -> jax.Array:
+        # A sum of half precisions is rounded once, at its end, as that over the axis alone.
+        halves = eqn.primitive.name == "psum" and x.dtype in (jnp.float16, jnp.bfloat16)
+        wide = jnp.float32 if halves else x.dtype
+        return across(within(x.astype(wide), dimensions).astype(wide), name).astype(x.dtype)
 
     return _compat.trace(written, *map(_compat.spec, eqn.invars), axis_sizes=[(name, shards)])
 

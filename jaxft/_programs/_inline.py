@@ -123,7 +123,8 @@ class _Inliner:
         if eqn.primitive.name in _REMATS and not self._contains_marker(eqn, self._axis, exchange=True):
             self._given_the_index(eqn, invars, env)
             return
-        if eqn.primitive.name == "cond":
+        # The branches of `lax.platform_dependent` are no choice of the step: only one can be compiled.
+        if eqn.primitive.name == "cond" and not eqn.params.get("branches_platforms"):
             env.update(zip(eqn.outvars, self._branched(eqn, invars), strict=True))
             return
         sub = _compat.called_jaxpr(eqn)
@@ -184,7 +185,7 @@ class _Inliner:
         self._rounds = inner._rounds
         self._flat.consts.update(body.consts)
         named: dict[Var, Atom] = dict(zip(branch.invars, operands, strict=True))
-        *before, last = segments_of(body.eqns, results, [one.atom for one in body.choices])
+        *before, last = segments_of(body.eqns, results)
         for segment in before:
             alone = [
                 (segment, named) if other == number else None for other in range(len(eqn.params["branches"]))

@@ -431,6 +431,21 @@ def test_an_axis_of_a_mesh_within_a_shard_map_hides_one_of_its_name(jitted: bool
     assert np.array_equal(other, same)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_sum_of_halves_over_a_dimension_too_is_rounded_once(dtype: str) -> None:
+    """The sum over the rows of a shard alone has a bit more than bfloat16 holds, and is finite in float32."""
+    rows = {"bfloat16": [128, 129], "float16": [60000, -6000 * 9]}[dtype]
+    values = [np.array(rows if shard < 2 else rows[::-1]).astype(jnp.dtype(dtype)) for shard in range(SHARDS)]
+
+    def train_step(w: Any, x: Any) -> Any:
+        return w, jax.vmap(lambda row: lax.psum(row, ("batch", "rows")), axis_name="rows")(x)[0]
+
+    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
+    _, found = step(jnp.ones(()), lambda step, shard: values[shard])
+    assert found == np.sum(values, dtype=np.float32).astype(dtype)
+    assert found.dtype == dtype
+
+
 def test_an_axis_that_a_shard_map_hides_is_no_exchange() -> None:
     mesh = jax.make_mesh((2,), ("batch",), axis_types=(AxisType.Auto,))
 

@@ -331,3 +331,20 @@ def test_a_branch_without_an_exchange_may_be_chosen_by_the_batch() -> None:
 
     (ours, _), (plain, _) = of_jaxft(step), of_vmap(step)
     np.testing.assert_allclose(ours["w"], plain["w"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("exchanges", [False, True])
+def test_the_branches_for_each_platform_are_not_divided(exchanges: bool) -> None:
+    """Only one of them can be compiled."""
+
+    def train(x: jax.Array) -> jax.Array:
+        return lax.pmean(x, AXIS) if exchanges else x * lax.axis_index(AXIS).astype(x.dtype)
+
+    def step(state: State, x: jax.Array) -> Any:
+        x = lax.platform_dependent(x, cpu=train, tpu=lambda x: x)
+        return after(state, w=trained(state["w"], x)), {}
+
+    with pytest.raises(
+        jaxft.StepError, match=r" is inside 'cond' \(.*test_branches\.py:\d+.*Move the call out of it"
+    ):
+        of_jaxft(step)
