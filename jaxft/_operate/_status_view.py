@@ -71,7 +71,7 @@ def events(found: Sequence[Mapping[str, Any]]) -> list[str]:
     for event in found[-_EVENTS:]:
         about = "  ".join(
             f"{name}={event[name]}"
-            for name in ("action", "group", "step", "quorum_id", "members", "reason")
+            for name in ("action", "status", "group", "step", "quorum_id", "members", "reason")
             if name in event
         )
         at = time.strftime("%H:%M:%S", time.localtime(event["t"]))

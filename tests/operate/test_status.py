@@ -15,7 +15,7 @@ from rich.console import Console
 from jaxft._errors import ConfigurationError
 from jaxft._operate._port import PortError
 from jaxft._operate._status import StatusOptions, run_status
-from jaxft._operate._status_view import chosen, rendered
+from jaxft._operate._status_view import chosen, events, rendered
 from tests import patience
 from tests.clusters import cluster
 from tests.operate import port
@@ -130,3 +130,9 @@ def test_three_hundred_groups_fit_into_a_screen_and_those_that_are_gone_come_fir
     whole = Console(file=io.StringIO(), width=100)
     whole.print(rendered(told))
     assert whole.file.getvalue().count("member") == 298  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_an_action_that_was_refused_does_not_look_like_one_that_was_done() -> None:
+    refused = {"t": 0.0, "event": "operator_action", "action": "drain", "group": "g9", "status": 404}
+    (line,) = events([refused])
+    assert line.endswith("operator_action  action=drain  status=404  group=g9")
