@@ -67,6 +67,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
         or_else(value_s, "{:.3f}", "-") for value_s in (verdict.s_per_step, verdict.undisturbed_s_per_step)
     )
     what = "fault" if verdict.planned_faults else "kill"
+    alone = "process" if verdict.nproc == 1 else f"group of {verdict.nproc} processes"
     fields = {
         "kills": f"{len(verdict.kills)} of {verdict.planned_kills}, --seed {seed}; "
         f"two groups at once: {double_deaths(verdict)}",
@@ -84,7 +85,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
             verdict.participation, "{:.1%} of the time that groups could take part", "-"
         ),
         "lasted": f"{lasted_s:.0f} s, {or_else(per_fault_s(verdict, lasted_s), '{:.1f}', '-')} s for each {what}",
-        "seconds per step": f"{with_kills} with {what}s, {without} undisturbed in one process",
+        "seconds per step": f"{with_kills} with {what}s, {without} undisturbed in one {alone}",
         **_ledger_field(record),
         "final state": digests_text(verdict.digests),
         "undisturbed run": undisturbed_text(verdict),

@@ -130,6 +130,12 @@ def test_the_text_says_the_same() -> None:
     assert "compute 1, vote 1, heal 1" in text
     assert "group-0 0, group-1 2, group-2 1" in text
     assert "each once" in text
+    assert "undisturbed in one process\n" in text
+
+
+def test_the_undisturbed_run_has_as_many_processes_as_a_group_of_the_storm() -> None:
+    text = storm_text(replace(verdict(), nproc=2), record(), seed=7)
+    assert "undisturbed in one group of 2 processes\n" in text
 
 
 def test_a_run_in_which_nothing_happened_can_be_reported() -> None:
