@@ -326,13 +326,13 @@ class Checkpoints:
         kept = None if settings is None else dict(settings)
         manifest = Manifest(step, job, history, "", leaves_of(state), kept)
         self._saving, self._saves = step, self._saves + 1
-        saver = None
-        if group.rank == 0 and self._saver is None:  # else it has the lock, for the last state
+        saver, last = None, self._saver is not None
+        if group.rank == 0 and not last:  # else it has the lock, for the last state
             saver = self._lock(step, job)
             saver.begin()
         # A daemon: a disk that hangs must not keep the process alive. `finish` waits for the thread.
         writing = self._writing(manifest, state, group, digest)
-        self._thread = start_thread(self._write, writing, step, saver, name="jaxft-checkpoint")
+        self._thread = start_thread(self._write, writing, step, saver, last, name="jaxft-checkpoint")
 
     def _writing(
         self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None
@@ -359,20 +359,19 @@ class Checkpoints:
             return lambda: follow(folder, manifest.step, parts, group, number)
         return lambda: lead(folder, manifest, parts, group, number, keep=keep, find_damaged=find_damaged)
 
-    def _write(self, writing: Callable[[], None], step: int, saver: SaverLock | None) -> None:
-        """The background thread."""
+    def _write(self, writing: Callable[[], None], step: int, saver: SaverLock | None, last: bool) -> None:
+        """The background thread. `last`: the loop has ended, so no step is due any more."""
         try:
             with _progress.told(self._got_on):
                 writing()
         except BaseException as error:  # the top of a thread; a failed save must not end training
+            then = "Training goes on, and the next due step is saved"
+            if last:
+                then = "It is the last state: unless another group saves it, no checkpoint has it"
             _log.error(
-                "The checkpoint of step %d was not written to %s: %s: %s. Training goes on, and the next due step "
-                "is saved; check that the disk is mounted, has space, and is writable, and that the host has memory "
-                "for a copy of the state.",
-                step,
-                self._folder,
-                type(error).__name__,
-                error,
+                "The checkpoint of step %d was not written to %s: %s: %s. %s; check that the disk is mounted, has "
+                "space, and is writable, and that the host has memory for a copy of the state.",
+                *(step, self._folder, type(error).__name__, error, then),
             )
         finally:
             if saver is not None:

@@ -121,6 +121,24 @@ def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
     assert saves_last(checkpoints, LAST)
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_a_last_state_that_is_not_saved_is_not_said_to_be_followed_by_another(
+    last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*arguments: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(_writer._orbax, "write", failing)
+    checkpoints = made(tmp_path)
+    if last:
+        assert saves_last(checkpoints)
+    checkpoints.save(LAST + 1, of_optax(LAST + 1), job="docs", history=0)
+    checkpoints.finish(PATIENCE_S)
+    (said,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert ("It is the last state: unless another group saves it" in said) is last
+    assert ("the next due step is saved" in said) is not last
+
+
 @pytest.mark.parametrize("writer", [True, False])
 def test_the_writer_says_that_another_job_is_in_its_folder(writer: bool, tmp_path: Path) -> None:
     """With the error of the save that it then tries."""
