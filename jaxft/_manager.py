@@ -249,9 +249,10 @@ class Manager:
     def is_writer(self) -> bool:
         """Whether this group writes for the job: log lines, plots, evaluations, checkpoints of your own.
 
-        True in at most one group for each step, and the same in the whole time between two calls of the step, unless
-        the job goes on without this group meanwhile. It is the first group of the quorum that committed the step; the
-        log says when it changes, and `report.writer` names it in every group. False before the first step.
+        True in at most one group for each step, in all of its processes, and the same in the whole time between two
+        calls of the step, unless the job goes on without this group meanwhile or the group loses the coordinator. It
+        is the first group of the quorum that committed the step; the log says when it changes, and `report.writer`
+        names it in every group. False before the first step.
 
         Example:
             >>> import jaxft
