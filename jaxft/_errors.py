@@ -36,7 +36,7 @@ class JoinRefused(ConfigurationError):
 
 
 class Evicted(JaxftError):
-    """The coordinator evicted this group for good: another process uses its name."""
+    """The coordinator does not let this group take part: another process uses its name, or an operator evicted it."""
 
 
 class SessionFailed(JaxftError):

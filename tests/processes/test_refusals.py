@@ -47,23 +47,23 @@ def test_a_group_that_differs_is_refused_with_what_differs(
         assert [event["step"] for event in first.steps()] == list(range(1, 9))
 
 
-def test_two_processes_of_one_name_do_not_share_a_place(tmp_path: Path) -> None:
+def test_a_second_process_of_a_group_waits_until_the_first_is_gone(tmp_path: Path) -> None:
+    """As after the same launch twice: what runs already is not disturbed."""
     with cluster(tmp_path) as here:
         here.start_coordinator()
         gate = tmp_path / "gate"
         groups = here.start_together(("group-0", "group-1"), lambda group: (*STEPS, "--gate", f"3:{gate}"))
-        older, other = groups.values()
-        here.until(lambda: older.step == other.step == 3, "the job to run")
-        newer = here.start("group-0", *STEPS)
-        here.until(
-            lambda: "evicts group-0" in here.coordinator_log.read_text(), "the older process to be evicted"
-        )
+        first, other = groups.values()
+        here.until(lambda: first.step == other.step == 3, "the job to run")
+        second = here.start("group-0", *STEPS)
+        here.until(lambda: "does not admit group 'group-0': another process" in second.log(), "it to be told")
+        log = here.coordinator_log.read_text()
+        assert "turns a process away: another process takes part as 'group-0'" in log
+        assert "lost group-0" not in log
+        first.process.kill()
         gate.touch()
-        here.until_finished(newer, other)
-        here.until(lambda: older.process.poll() is not None, "the older process to end")
-        assert older.process.returncode == 1
-        assert "another process has joined as 'group-0'" in older.log()
-        assert newer.digest == other.digest
+        here.until_finished(second, other)
+        assert second.digest == other.digest
 
 
 def test_a_coordinator_that_is_not_there_is_named() -> None:

@@ -199,7 +199,7 @@ def _link(world: "World", fault: Fault, victim: "Process") -> str:
 
 def _double(world: "World", fault: Fault, victim: "Process") -> str:
     """The group is started once more while its first process still runs."""
-    if _must_live(world, victim) or victim.leaving:
+    if victim.leaving:
         return ""
     world.sometimes.note("second process")
     world.start(victim.name)

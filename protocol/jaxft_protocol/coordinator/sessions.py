@@ -11,6 +11,7 @@ from jaxft_protocol.coordinator.job import Close, Group, GroupPhase, Holder, Sen
 from jaxft_protocol.messages import (
     PROTOCOL_VERSION,
     Difference,
+    Evicted,
     Finished,
     FrontierMoved,
     Goodbye,
@@ -67,7 +68,8 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
         draft.effects.append(Close(known.session))  # its other end is gone, which was not noticed here
         remove(draft, known, "it lost its connection")
     elif known is not None:
-        dismiss(draft, known, _twice_text(message.group), may_return=False)
+        _turn_away(draft, session, message, known)
+        return
     group = Group(
         message.group,
         message.incarnation,
@@ -100,11 +102,18 @@ def _is_late(known: Group | None, message: Hello) -> bool:
     return known is not None and known.incarnation == message.incarnation and message.stream < known.stream
 
 
-def _twice_text(group: GroupName) -> str:
-    return (
-        f"another process has joined as {group!r}. Each group of a job needs a unique name; is an older process of "
-        "this group still running?"
+def _turn_away(draft: Draft, session: SessionId, message: Hello, known: Group) -> None:
+    """Tell a process to come again: its group's name is taken, by another process that may hold the only state.
+
+    If that one is dead, its connection ends at once, or its heartbeats stop.
+    """
+    text = (
+        f"another process takes part as {known.name!r}, at {known.address}. Each group of a job needs a unique name: "
+        "another launch may run this job, or an older process of this group may still run"
     )
+    if message.stream <= 1:  # it says it again each time
+        draft.log(f"turns a process away: {text}")
+    draft.effects += [Send(session, Evicted(text, may_return=True)), Close(session)]
 
 
 def join(draft: Draft, group: Group, message: Join) -> None:
@@ -258,12 +267,6 @@ def closed(draft: Draft, group: Group, reason: str) -> None:
 def remove(draft: Draft, group: Group, reason: str) -> None:
     """Remove a group whose session is over."""
     draft.forget(group, reason)
-    quorums.lose(draft, group.name)
-
-
-def dismiss(draft: Draft, group: Group, reason: str, *, may_return: bool) -> None:
-    """Evict `group`: tell it, end its session, continue without it."""
-    draft.expel(group, reason, may_return=may_return)
     quorums.lose(draft, group.name)
 
 

@@ -47,8 +47,7 @@ def _check(draft: Draft) -> None:
     timeout_s = replica.failure_timeout_s
     if replica.offline_since_s is not None and draft.now_s - replica.offline_since_s > timeout_s:
         if replica.phase not in DONE and replica.refusal:
-            text = f"{replica.refusal} This group was in its job before, and has dialled for {timeout_s:g} s."
-            draft.fail(FailureKind.JOIN_REFUSED, text)
+            draft.fail(replica.refusal_kind, f"{replica.refusal}, and has dialled for {timeout_s:g} s.")
         elif replica.phase not in DONE:
             draft.fail(
                 FailureKind.COORDINATOR_UNREACHABLE,

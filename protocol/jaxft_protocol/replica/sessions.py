@@ -251,25 +251,21 @@ def refused(draft: Draft, message: Refused) -> None:
         )
     text = "\n".join(lines)
     if draft.replica.phase is Phase.GREETING and draft.replica.term:
-        _wait_after_refusal(draft, text)
+        # It may hold the only state of its job. The coordinator there now is of another version, say, or has another
+        # secret, and an operator can put that right.
+        _dial_again(draft, f"{text} This group was in its job before", FailureKind.JOIN_REFUSED)
         return
     draft.fail(FailureKind.JOIN_REFUSED, text)
 
 
-def _wait_after_refusal(draft: Draft, text: str) -> None:
-    """A group that was in its job dials again.
-
-    The coordinator there now is of another version, say, or has another secret. This group may hold the only state of
-    its job, and an operator can put that right.
-    """
+def _dial_again(draft: Draft, text: str, kind: FailureKind) -> None:
+    """Dial again after a refusal that may pass; if it does not in time, the group ends for this reason."""
     replica = draft.replica
     if replica.refusal != text:
         since_s = draft.now_s if replica.offline_since_s is None else replica.offline_since_s
         left_s = since_s + replica.failure_timeout_s - draft.now_s
-        draft.log(
-            f"{text} This group was in its job before: it dials again, for {left_s:.0f} s more", warning=True
-        )
-    draft.update(refusal=text, refused_by=replica.address_index)
+        draft.log(f"{text}: it dials again, for {left_s:.0f} s more", warning=True)
+    draft.update(refusal=text, refusal_kind=kind, refused_by=replica.address_index)
     draft.effects.append(Close(REFUSES))
 
 
@@ -292,13 +288,17 @@ def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None
         draft.log(f"the job goes on without this group: {reason}")
         draft.update(joined=False)  # the stream ends next, as expected
         return
+    me = draft.replica.identity
+    if may_return and draft.replica.phase is Phase.GREETING:
+        text = f"the coordinator {me.coordinator} does not admit group {me.group!r}: {reason}"
+        _dial_again(draft, f"{text}. This process takes its place if that one ends", FailureKind.EVICTED)
+        return
     if may_return:
         draft.log(f"evicted: {reason}; comes back as a joiner", warning=True)
         return  # the stream ends next, and `disconnected` dials again
     if draft.replica.phase is Phase.GREETING:
         refused(draft, Refused(reason))
         return
-    me = draft.replica.identity
     draft.fail(
         FailureKind.EVICTED,
         f"group {me.group!r} of job {me.job!r} was evicted by the coordinator {me.coordinator}: {reason}",

@@ -407,8 +407,9 @@ class Replica:
     term: int = 0  # the highest term of any coordinator so far
     offline_since_s: float | None = None
     offline_reason: str = ""
-    # Of a Hello, by a coordinator that has taken the place of the one that this group was in, and is there still.
+    # Of a Hello, which may pass, by a coordinator that is there still; how this group fails if it does not pass.
     refusal: str = ""
+    refusal_kind: FailureKind = FailureKind.JOIN_REFUSED
     refused_by: int = 0  # its `address_index`
     waiting: str = ""
     drains: bool = False  # this process was asked to end

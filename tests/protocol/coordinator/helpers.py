@@ -118,14 +118,19 @@ class Desk:
         return self.do(Received(self.sessions[name], message))
 
     def hello(self, name: str, incarnation: int = 1, **fields: object) -> Done:
-        """Open a session and send Hello. An earlier session of that name stays as it is."""
+        """Open a session and send Hello. An earlier session of that name stays as it is.
+
+        If that is of another process, the new session is called "new" with this name.
+        """
         session = SessionId(len(self.names) + 1)
-        if name in self.sessions:
-            self.names[self.sessions[name]] = f"old {name}"
-        self.sessions[name] = session
-        self.names[session] = name
+        known = self.job.groups.get(GroupName(name))
+        called = name if known is None or known.incarnation == incarnation else f"new {name}"
+        if called in self.sessions:
+            self.names[self.sessions[called]] = f"old {called}"
+        self.sessions[called] = session
+        self.names[session] = called
         hello = Hello(self.job.name, GroupName(name), Incarnation(incarnation), f"{name}:1", **fields)  # pyright: ignore[reportArgumentType]
-        return self.say(name, hello)
+        return self.say(called, hello)
 
     def join(
         self, name: str, step: int = 0, digest: str = "d", shards: int | None = 6, **fields: object
@@ -136,7 +141,10 @@ class Desk:
     def come(
         self, name: str, step: int = 0, digest: str = "d", incarnation: int = 1, **fields: object
     ) -> Done:
-        """Send Hello and Join; return what followed from the Join."""
+        """Send Hello and Join, of a next process after the end of the last; return what followed from the Join."""
+        known = self.job.groups.get(GroupName(name))
+        if known is not None and known.incarnation != incarnation:
+            self.close(name)
         self.hello(name, incarnation)
         return self.join(name, step, digest, **fields)
 

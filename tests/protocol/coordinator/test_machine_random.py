@@ -81,7 +81,17 @@ class AnyJob(RuleBasedStateMachine):
     @rule(name=names, restarted=st.booleans())
     def hello(self, name: str, restarted: bool) -> None:
         self.incarnation[name] += restarted
+        if restarted and name in self.desk.job.groups:
+            self._do(lambda: self.desk.close(name))
         self._do(lambda: self.desk.hello(name, self.incarnation[name]))
+
+    @rule(name=names)
+    @precondition(lambda self: bool(self.desk.job.groups))
+    def another_process(self, name: str) -> None:
+        if name in self.desk.job.groups:
+            before = self.desk.job
+            self._do(lambda: self.desk.hello(name, 1000 + self.incarnation[name]))
+            assert self.desk.job == before
 
     @rule(
         name=names,
@@ -246,7 +256,7 @@ class AnyJob(RuleBasedStateMachine):
 
     def _quorums_are_whole(self, before: Job, after: Job) -> None:
         for quorum in _quorums(self.done.effects):
-            assert len(quorum.members) >= max(1, after.min_replicas)
+            assert len(quorum.members) >= max(1, after.min_replicas) or after.raised  # then a trial
             owned = sorted(shard for member in quorum.members for shard in member.shards)
             assert owned == list(range(quorum.total_shards))
         old, new = before.quorum, after.quorum

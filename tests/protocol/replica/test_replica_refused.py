@@ -87,3 +87,37 @@ def test_a_coordinator_that_has_never_welcomed_the_group_refuses_it_at_once():
     group = Group().on(Connected()).hear(Refused("it does not know the token"))
     assert isinstance(group.directive, Fail)
     assert group.directive.failure.kind is FailureKind.JOIN_REFUSED
+
+
+TAKEN = "another process takes part as 'a', at host:1"
+
+
+def turned_away(group: Group) -> Group:
+    return group.on(Connected()).hear(Evicted(TAKEN, may_return=True))
+
+
+def test_a_group_whose_name_is_taken_dials_again_and_says_so_once():
+    group, notes = Group(), []
+    for now_s in (20.0, 21.0, 22.0):
+        group.now_s = now_s
+        notes += turned_away(group).notes
+        group.on(Disconnected(REFUSES)).on(Tick())
+        assert group.phase is Phase.OFFLINE
+    assert notes == [
+        f"the coordinator coordinator:29510 does not admit group 'a': {TAKEN}. This process takes its place if that "
+        "one ends: it dials again, for 40 s more"
+    ]
+    group.on(Connected()).hear(welcome())
+    assert (group.phase, group.replica.refusal) == (Phase.PRESENT, "")
+
+
+def test_a_group_whose_name_stays_taken_may_be_started_again():
+    group = turned_away(Group()).on(Disconnected(REFUSES))
+    group.now_s = 60.1
+    group.on(Tick())
+    assert isinstance(group.directive, Fail)
+    assert group.directive.failure.kind is FailureKind.EVICTED
+    assert (
+        f"{TAKEN}. This process takes its place if that one ends, and has dialled for 60 s."
+        in group.directive.failure.text
+    )
