@@ -34,6 +34,7 @@ def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, A
         "aimed_phases": dict(Counter(outcome.kill.aim for outcome in verdict.kills)),
         "hit_groups": hit_groups(verdict, record),
         "hit_ranks": hit_ranks(verdict),
+        "hit_steps": hit_steps(verdict),
         "double_deaths": double_deaths(verdict),
         "hits": [
             {
@@ -74,6 +75,7 @@ def storm_text(verdict: Verdict, record: RunRecord, *, seed: int) -> str:
         "fell in": ", ".join(f"{phase} {count}" for phase, count in hit_phases(verdict).items()) or "-",
         "hit": ", ".join(f"{group} {count}" for group, count in hit_groups(verdict, record).items()),
         **_rank_field(verdict),
+        "at steps": _hit_steps_text(verdict),
         "steps committed": f"{verdict.steps_committed} of {verdict.planned_steps}",
         "steps lost": lost_text(verdict),
         "survivors stalled": _spread(
@@ -199,6 +201,16 @@ def _rank_field(verdict: Verdict) -> dict[str, str]:
     if verdict.nproc == 1:
         return {}
     return {"hit ranks": ", ".join(f"rank {rank} {count}" for rank, count in hit_ranks(verdict).items())}
+
+
+def hit_steps(verdict: Verdict) -> list[int]:
+    """Return the steps at which kills and other faults fell, in order."""
+    return sorted([o.kill.step for o in verdict.kills] + [o.fault.step for o in verdict.faults])
+
+
+def _hit_steps_text(verdict: Verdict) -> str:
+    steps = hit_steps(verdict)
+    return f"{steps[0]} to {steps[-1]}, of {verdict.planned_steps}" if steps else "-"
 
 
 def double_deaths(verdict: Verdict) -> int:

@@ -110,6 +110,7 @@ def test_json_says_what_was_hit_and_what_it_cost() -> None:
     assert result["hit_phases"] == {"compute": 1, "vote": 1, "heal": 1}
     assert result["aimed_phases"] == {"vote": 1, "any": 1, "heal": 1}
     assert result["hit_groups"] == {"group-0": 0, "group-1": 2, "group-2": 1}
+    assert result["hit_steps"] == [kill.step for kill in record().kills]
     assert result["double_deaths"] == 1
     assert [hit["strike"] for hit in result["hits"]] == [0, 0, 1]
     # The death of a joiner stalls no group; the first kill of group-1 was not followed by a return.
@@ -129,6 +130,8 @@ def test_the_text_says_the_same() -> None:
     assert "3 of 3, --seed 7; two groups at once: 1" in text
     assert "compute 1, vote 1, heal 1" in text
     assert "group-0 0, group-1 2, group-2 1" in text
+    first, *_, last = (kill.step for kill in record().kills)
+    assert f"  at steps           {first} to {last}, of {STEPS}\n" in text
     assert "each once" in text
     assert "undisturbed in one process\n" in text
 
