@@ -306,7 +306,7 @@ class Process(Trainer):
         if self.world.tracing:
             self._note(f"fails: {failure.kind.value}: {failure.text}")
         # Its name is taken: by a process that still runs, or whose death the coordinator has not noticed.
-        second = failure.kind is r.FailureKind.EVICTED and "another process takes part" in failure.text
+        second = failure.kind is r.FailureKind.EVICTED and "takes its place" in failure.text
         second = second and any(p.name == self.name and p is not self for p in world.incarnations.values())
         # It learned that peers hold the state, so it brought none; then they all died.
         too_fresh = failure.kind is r.FailureKind.CANNOT_HEAL and self._has_fresh_state()

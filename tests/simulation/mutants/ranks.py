@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from jaxft_protocol.coordinator import sessions
+from jaxft_protocol.coordinator import quorums, sessions
 from jaxft_protocol.ranks import follower, lanes, leader
 from jaxft_protocol.ranks.messages import Outcome, StopWork, Verdict
 from jaxft_protocol.values import changed
@@ -96,14 +96,24 @@ def _spans_as_in_the_own_group(spans: Any) -> Any:
     return lambda own, sizes, count: (own,)
 
 
-@mutant(sessions, "dismiss", "double", **THREE_OF_TWO_RANKS)
-def _two_leaders(dismiss: Any) -> Any:
+@mutant(sessions, "_turn_away", "double", **THREE_OF_TWO_RANKS)
+def _two_leaders(turn_away: Any) -> Any:
     """When a second process leads a group, the first one is not told, and goes on with its ranks."""
 
-    def mutated(draft: Any, group: Any, reason: str, *, may_return: bool) -> None:
-        if "another process has joined" in reason:
-            sessions.remove(draft, group, reason)
-        else:
-            dismiss(draft, group, reason, may_return=may_return)
+    def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
+        sessions.remove(draft, known, "another process takes part")
+        turn_away(draft, session, message, known)
+
+    return mutated
+
+
+@mutant(sessions, "_turn_away", "double")
+def _the_newer_process_wins(turn_away: Any) -> Any:
+    """A second process puts the first one of its group out, which may hold the only state."""
+
+    def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
+        draft.expel(known, "another process takes part", may_return=False)
+        quorums.lose(draft, known.name)
+        turn_away(draft, session, message, known)
 
     return mutated
