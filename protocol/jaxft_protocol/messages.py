@@ -256,7 +256,11 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """The group is out of the job. `aside`: it was only away; it is not blamed, and comes back with its next call."""
+    """The group is out of the job.
+
+    `may_return`: it may come back as a joiner. Before its Welcome: its name is taken, and it may dial again.
+    `aside`: it was only away; it is not blamed, and comes back with its next call.
+    """
 
     reason: str
     may_return: bool
