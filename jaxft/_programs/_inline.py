@@ -91,7 +91,7 @@ class _Inliner:
                 env.update(zip(eqn.outvars, self._in_place_of(eqn, written, invars), strict=True))
                 continue
             if eqn.primitive is not pmean_p and (self._opens(eqn) or self._contains_marker(eqn, self._axis)):
-                self._call(eqn, invars, env)
+                env.update(zip(eqn.outvars, self._call(eqn, invars), strict=True))
                 continue
             _check_effects(eqn)
             outvars = eqn.outvars
@@ -111,34 +111,29 @@ class _Inliner:
         sub = _compat.called_jaxpr(eqn)
         return sub is not None and not _compat.uses_refs(sub)
 
-    def _call(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
-        if eqn.primitive.name == "scan" and self._contains_marker(eqn, self._axis, exchange=True):
-            env.update(zip(eqn.outvars, self._unrolled(eqn, invars), strict=True))
-            return
-        if (loops := LOOPS.get(eqn.primitive.name)) and not self._contains_marker(
-            eqn, self._axis, exchange=True
-        ):
-            env.update(zip(eqn.outvars, self._looped(eqn, loops, invars), strict=True))
-            return
-        if eqn.primitive.name in _REMATS and not self._contains_marker(eqn, self._axis, exchange=True):
-            self._given_the_index(eqn, invars, env)
-            return
+    def _call(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
+        """Append an equation that contains a marker, or one that is only to be seen inside; return its results."""
+        name, exchanges = eqn.primitive.name, self._contains_marker(eqn, self._axis, exchange=True)
+        if name == "scan" and exchanges:
+            return self._unrolled(eqn, invars)
+        if name in LOOPS and not exchanges:
+            return self._looped(eqn, invars)
+        if name in _REMATS and not exchanges:
+            return self._rematerialised(eqn, invars)
         # The branches of `lax.platform_dependent` are no choice of the step: only one can be compiled.
-        if eqn.primitive.name == "cond" and not eqn.params.get("branches_platforms"):
-            env.update(zip(eqn.outvars, self._branched(eqn, invars), strict=True))
-            return
+        if name == "cond" and not eqn.params.get("branches_platforms"):
+            return self._branched(eqn, invars)
         sub = _compat.called_jaxpr(eqn)
-        if eqn.primitive.name not in _CALLS | _RULES | _REMATS or sub is None:
+        if name not in _CALLS | _RULES | _REMATS or sub is None:
             raise StepError(_inside(eqn, *self._marker(eqn, self._axis)))
         inner = self._consts_of(next(_compat.sub_jaxprs(eqn)))
         constrained = self._constrain(invars, eqn.params.get("in_shardings"), eqn)
         inner.update(zip(sub.invars, constrained, strict=True))
         results = self.body(sub, inner, rename=True)
-        results = self._constrain(results, eqn.params.get("out_shardings"), eqn)
-        env.update(zip(eqn.outvars, results, strict=True))
+        return self._constrain(results, eqn.params.get("out_shardings"), eqn)
 
-    def _given_the_index(self, eqn: Eqn, invars: Sequence[Atom], env: dict[Var, Atom]) -> None:
-        """Append a `jax.checkpoint` whose body takes the number of the shard as an operand."""
+    def _rematerialised(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
+        """Append a `jax.checkpoint` whose body takes the number of the shard as an operand; return its results."""
         sub = _compat.called_jaxpr(eqn)
         assert sub is not None
         body = inline(sub, self._axis)
@@ -149,14 +144,14 @@ class _Inliner:
             params["prevent_cse"] = (*eqn.params["prevent_cse"], *[False] * (1 + len(body.consts)))
         invars = [*invars, self._flat.invars[-1], *body.consts]
         outvars = [_compat.new_var(var.aval) for var in eqn.outvars]
-        env.update(zip(eqn.outvars, outvars, strict=True))
         self._flat.eqns.append(
             eqn.replace(invars=invars, outvars=outvars, params=params, effects=jaxpr.effects)
         )
+        return list(outvars)
 
-    def _looped(self, eqn: Eqn, names: Sequence[str], invars: Sequence[Atom]) -> list[Atom]:
-        """Append a loop whose bodies take the number of the shard; return its results."""
-        bodies = [inline(eqn.params[name], self._axis) for name in names]
+    def _looped(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
+        """Append a loop whose bodies take the number of the shard as an operand; return its results."""
+        bodies = [inline(eqn.params[name], self._axis) for name in LOOPS[eqn.primitive.name]]
         consts = {var: value for body in bodies for var, value in body.consts.items()}
         self._flat.consts.update(consts)
         taking = [_compat.new_jaxpr([*body.invars, *consts], body.outvars, body.eqns) for body in bodies]
