@@ -46,6 +46,11 @@ _DTYPES = _FLOATS | _INTEGERS
 DTYPES: dict[Operation, tuple[str, ...]] = {"mean": tuple(_FLOATS), "sum": tuple(_DTYPES)}
 
 
+def sum_dtype(dtype: str) -> str:
+    """The dtype in which leaves of such a dtype are summed."""
+    return _DTYPES[dtype][1]
+
+
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
     """One leaf: its path in the pytree (for messages), global shape, dtype name and operation."""
@@ -88,7 +93,7 @@ class Region:
     @property
     def sum_dtype(self) -> str:
         """The dtype in which this region is summed, and in which a sum of several shards is stored and sent."""
-        return _DTYPES[self.dtype][1]
+        return sum_dtype(self.dtype)
 
     @property
     def sum_item_bytes(self) -> int:

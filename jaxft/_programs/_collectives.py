@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxft._arrays._layout import DTYPES
+from jaxft._arrays._layout import DTYPES, sum_dtype
 from jaxft._arrays._leaf_types import is_key
 from jaxft._programs import _compat
 from jaxft._programs._compat import AnyJaxpr, Eqn
@@ -40,8 +40,8 @@ def dimensions_first(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
 
     def reduced(x: jax.Array) -> jax.Array:
         # A sum of half precisions is rounded once, at its end, as that over the axis alone.
-        halves = eqn.primitive.name == "psum" and x.dtype in (jnp.float16, jnp.bfloat16)
-        wide = jnp.float32 if halves else x.dtype
+        is_sum = eqn.primitive.name == "psum" and x.dtype.name in DTYPES["sum"]
+        wide = sum_dtype(x.dtype.name) if is_sum else x.dtype
         return across(within(x.astype(wide), dimensions).astype(wide), name).astype(x.dtype)
 
     return _compat.trace(written, *map(_compat.spec, eqn.invars), axis_sizes=[(name, shards)])
