@@ -36,7 +36,10 @@ class JoinRefused(ConfigurationError):
 
 
 class Evicted(JaxftError):
-    """The coordinator does not let this group take part: another process uses its name, or an operator evicted it."""
+    """The coordinator does not let this group take part.
+
+    Another process uses its name, an operator evicted it, or it edited the state otherwise than the majority.
+    """
 
 
 class SessionFailed(JaxftError):

@@ -69,6 +69,7 @@ from jaxft_protocol.replica.state import (
     ExchangeBroke,
     Exchanged,
     Fail,
+    FailureKind,
     HealBroke,
     Healed,
     HealFrom,
@@ -240,6 +241,10 @@ def _whom(replica: Replica) -> str:
     if replica.waiting:
         return replica.waiting
     match replica.phase:
+        case Phase.OFFLINE | Phase.GREETING if (
+            replica.refusal and replica.refusal_kind is FailureKind.EVICTED
+        ):
+            return f"the other process of group {me.group!r} to end"
         case Phase.OFFLINE | Phase.GREETING:
             return f"the coordinator {me.coordinator} ({replica.offline_reason or 'connecting'})"
         case Phase.VOTED if (

@@ -454,6 +454,18 @@ def test_another_process_with_the_name_of_a_group_is_turned_away():
     assert desk.hello("b", incarnation=2, stream=2).reports == []
 
 
+def test_so_it_is_while_that_group_comes_heals_or_leaves():
+    desk = running("a", "b")
+    desk.hello("d")
+    healing(desk, "c")
+    desk.leave("b")  # a donor of c
+    for name, phase in (("b", GroupPhase.LEAVING), ("c", GroupPhase.HEALING), ("d", GroupPhase.PRESENT)):
+        assert desk.group(name).phase is phase
+        before = desk.job
+        assert list(desk.hello(name, incarnation=2).only(Evicted)) == [f"new {name}"]
+        assert desk.job == before
+
+
 @pytest.mark.parametrize("goes", ["dies", "is silent", "leaves"])
 def test_it_takes_the_name_once_that_group_is_gone(goes: str):
     desk = running("a", "b")

@@ -86,7 +86,6 @@ class AnyJob(RuleBasedStateMachine):
         self._do(lambda: self.desk.hello(name, self.incarnation[name]))
 
     @rule(name=names)
-    @precondition(lambda self: bool(self.desk.job.groups))
     def another_process(self, name: str) -> None:
         if name in self.desk.job.groups:
             before = self.desk.job
@@ -236,6 +235,7 @@ class AnyJob(RuleBasedStateMachine):
         assert new.step == old.step + 1
         assert before.quorum is not None
         assert new.quorum_id == before.quorum.quorum_id
+        assert len(before.quorum.members) >= max(1, before.min_replicas)  # a trial commits nothing
         decisions = {(commit.quorum_id, commit.step) for commit in commits.values()}
         assert decisions == {(new.quorum_id, old.step)}
         assert commits.keys() <= {member.group for member in before.quorum.members}

@@ -12,6 +12,7 @@ from jaxft_protocol.replica.state import (
     Phase,
     Prepared,
     Tick,
+    Wait,
 )
 
 from .test_replica import SETTINGS, Group, connected, quorum, welcome
@@ -103,6 +104,7 @@ def test_a_group_whose_name_is_taken_dials_again_and_says_so_once():
         notes += turned_away(group).notes
         group.on(Disconnected(REFUSES)).on(Tick())
         assert group.phase is Phase.OFFLINE
+        assert group.directive == Wait("the other process of group 'a' to end")
     assert notes == [
         f"the coordinator coordinator:29510 does not admit group 'a': {TAKEN}. This process takes its place if that "
         "one ends: it dials again, for 40 s more"

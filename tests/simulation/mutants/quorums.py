@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxft_protocol.coordinator import assign, quorums
+from jaxft_protocol.coordinator import assign, quorums, sessions
 from jaxft_protocol.messages import QuorumId
 from jaxft_protocol.replica import quorums as replica_quorums
 from jaxft_protocol.replica import state as r
@@ -68,3 +68,15 @@ def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
 def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
     """A step is tried again at the first of many losses, and at each that follows."""
     return lambda draft, quorum: True
+
+
+@mutant(sessions, "_turn_away", "double")
+def _the_newer_process_wins(turn_away: Any) -> Any:
+    """A second process puts the first one of its group out, which may hold the only state."""
+
+    def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
+        draft.expel(known, "another process takes part", may_return=False)
+        quorums.lose(draft, known.name)
+        turn_away(draft, session, message, known)
+
+    return mutated

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from jaxft_protocol.coordinator import quorums, sessions
+from jaxft_protocol.coordinator import sessions
 from jaxft_protocol.ranks import follower, lanes, leader
 from jaxft_protocol.ranks.messages import Outcome, StopWork, Verdict
 from jaxft_protocol.values import changed
@@ -102,18 +102,6 @@ def _two_leaders(turn_away: Any) -> Any:
 
     def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
         sessions.remove(draft, known, "another process takes part")
-        turn_away(draft, session, message, known)
-
-    return mutated
-
-
-@mutant(sessions, "_turn_away", "double")
-def _the_newer_process_wins(turn_away: Any) -> Any:
-    """A second process puts the first one of its group out, which may hold the only state."""
-
-    def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
-        draft.expel(known, "another process takes part", may_return=False)
-        quorums.lose(draft, known.name)
         turn_away(draft, session, message, known)
 
     return mutated
