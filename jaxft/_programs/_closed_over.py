@@ -1,7 +1,7 @@
 """The large arrays that a step closes over, such as the frozen weights of a model that is fine-tuned.
 
 XLA works on a constant while it compiles, and copies it into each program that reads it: under `jax.jit`, the first
-step over 256 MB takes eight times as long as with inputs, and 1.1 GB more memory (`lab/frozen.py`). So large ones are
+step over 256 MB takes eight times as long as with inputs, and 1.1 GB more memory. So large ones are
 inputs of the programs. They are brought to the devices once, and belong to no state: no group exchanges, heals or
 saves them. Each group brings its own, and their digest is compared before it joins.
 

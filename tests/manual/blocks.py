@@ -20,10 +20,6 @@ from jaxft_coordinator._arguments import Arguments, TokenArguments
 
 import jaxft
 import jaxft.data
-import lab.frozen
-import lab.meshes
-import lab.stores
-import lab.transfer
 from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
@@ -81,10 +77,6 @@ PARSERS: dict[tuple[str, ...], Any] = {
     ("python", "-m", "examples.llama3.train"): LlamaFlags,
     ("python", "-m", "lab", "chaos"): LabChaosOptions,
     ("python", "-m", "lab", "demo"): DemoOptions,
-    ("python", "-m", "lab.stores"): lab.stores.Arguments,
-    ("python", "-m", "lab.frozen"): lab.frozen.Arguments,
-    ("python", "-m", "lab.meshes"): lab.meshes.Arguments,
-    ("python", "-m", "lab.transfer"): lab.transfer.Arguments,
 }
 
 
