@@ -15,13 +15,13 @@ help:  ## this text
 
 setup: $(STAMP)  ## make the environment in .venv
 
-$(STAMP): pyproject.toml coordinator/pyproject.toml protocol/pyproject.toml $(wildcard lane/*)
+$(STAMP): pyproject.toml coordinator/pyproject.toml launcher/pyproject.toml protocol/pyproject.toml $(wildcard lane/*)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "jaxft needs Python 3.11 or newer; say which: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/pip || "$(PYTHON)" -m venv $(VENV)
 	@test "$(origin PYTHON)" = file || "$(PYTHON)" -c 'import os, sys; sys.exit(None if os.path.exists("$(VENV)/lib/python%d.%d" % sys.version_info[:2]) else "$(VENV) has another Python than $(PYTHON). Run make clean first, or choose another environment: make VENV=.venv-other ...")'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e protocol -e coordinator -e '.[llama3]' --group dev
-	@$(BIN)/python -m compileall -q jaxft protocol coordinator examples
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e protocol -e coordinator -e '.[llama3]' -e launcher --group dev
+	@$(BIN)/python -m compileall -q jaxft protocol coordinator launcher examples
 	@$(BIN)/python lane/build.py || true
 	@touch $(STAMP)
 
@@ -47,7 +47,7 @@ test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test
 test-oldest:  ## the same with the oldest versions that jaxft takes of what it needs, in .venv-oldest
 	$(MAKE) setup VENV=.venv-oldest
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --upgrade --resolution lowest-direct \
-		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,launch,otlp]'
+		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,otlp]' -e launcher
 	# import-linter needs a newer rich than jaxft does.
 	$(MAKE) test VENV=.venv-oldest ARGS="--deselect tests/test_architecture.py::test_the_import_contracts_hold $(ARGS)"
 
@@ -74,7 +74,7 @@ parity:  ## the Llama 3 example against transformers on torch, in .venv-parity
 	.venv-parity/bin/pytest -n 0 tests/examples/test_llama3_parity.py $(ARGS)
 
 simulate: $(STAMP)  ## the protocol under attack, on a virtual clock: make simulate SEEDS=100000 SIMULATOR=pypy3
-	PYTHONPATH=protocol:coordinator $(or $(SIMULATOR),$(BIN)/python) -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)
+	PYTHONPATH=protocol:coordinator:launcher $(or $(SIMULATOR),$(BIN)/python) -m tests.simulation --seeds $(or $(SEEDS),10000) --jobs 2 $(ARGS)
 
 mutants: $(STAMP)  ## bugs planted into the protocol's cores, and in how many seeds each is found
 	$(BIN)/python -m tests.simulation.mutants $(ARGS)

@@ -20,7 +20,7 @@ from benchmarks import _peer
 from benchmarks._coordinator import coordinator
 from benchmarks._forks import Forks
 from benchmarks._worker import ROOT, Worker, WorkerFailed, variables
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 
 Event = dict[str, Any]
 # A device's allocator keeps the memory that a step frees, so the host's must do the same here. Otherwise a large part

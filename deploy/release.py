@@ -15,13 +15,14 @@ from deploy import render
 
 ROOT = Path(__file__).parents[1]
 # The folders of the distributions, in the order in which they need each other.
-FOLDERS = ("protocol", "coordinator", ".")
+FOLDERS = ("protocol", "coordinator", ".", "launcher")
 VERSION_FILES = (
     "protocol/jaxft_protocol/_version.py",
     "coordinator/jaxft_coordinator/_version.py",
     "jaxft/_version.py",
+    "launcher/jaxft_launch/_version.py",
 )
-PROJECTS = ("coordinator/pyproject.toml", "pyproject.toml")
+PROJECTS = ("coordinator/pyproject.toml", "launcher/pyproject.toml", "pyproject.toml")
 CHARTS = ("deploy/charts/jaxft-coordinator", "deploy/charts/jaxft-job")
 # Where the image's tag is the version, as in the charts.
 WITH_IMAGE = ("docs/kubernetes.md", "deploy/images/coordinator.Dockerfile")
@@ -56,7 +57,7 @@ def prepare(root: Path, version: str, *, day: datetime.date) -> None:
     for file in VERSION_FILES:
         (root / file).write_text(f'__version__ = "{version}"\n')
     for file in PROJECTS:
-        _replace(root / file, r'"(jaxft-(?:protocol|coordinator))==[^"]+"', rf'"\1=={version}"')
+        _replace(root / file, r'"(jaxft(?:-protocol|-coordinator)?)==[^"]+"', rf'"\1=={version}"')
     # Helm asks for a semantic version, which has a hyphen before what is not final.
     semantic = number[1] if number[2] is None else f"{number[1]}-rc.{number[2]}"
     for chart in CHARTS:

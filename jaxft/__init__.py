@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from jaxft._checkpoints import Checkpoints
     from jaxft._manager import Manager
     from jaxft._programs._primitive import pmean, psum, shard_index
-    from jaxft._replica._credentials import TLS
     from jaxft._report import HealReport, StepReport
+    from jaxft._session._credentials import TLS
     from jaxft._step import fault_tolerant, from_functions
 
 __all__ = [
@@ -69,7 +69,7 @@ _MODULE_OF = {
     "HealReport": "_report",
     "Manager": "_manager",
     "StepReport": "_report",
-    "TLS": "_replica._credentials",
+    "TLS": "_session._credentials",
     "digest": "_arrays._digest",
     "fault_tolerant": "_step",
     "from_functions": "_step",

@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxft_protocol.messages import NewQuorum
 from jaxft_protocol.replica.state import LeaveNow
 
+from jaxft._base._ending import keep_status
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
-from jaxft._launch._beacon import Beacon, beacon_of_process
 from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._ranks._collectives import end_if_lost
-from jaxft._ranks._ending import keep_status
 from jaxft._ranks._settings import compare
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._credentials import TLS
 from jaxft._replica._draining import Drained, SigtermDrains
 from jaxft._replica._engine import Engine
 from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
-from jaxft._replica._samples import check_shown
-from jaxft._replica._session import Session
 from jaxft._replica._steps import steps
 from jaxft._report import StepReport
+from jaxft._session._credentials import TLS
+from jaxft._session._samples import check_shown
+from jaxft._session._session import Session
+from jaxft._supervised._beacon import Beacon, beacon_of_process
 from jaxft._telemetry._observer import Observers, observers_of
 
 if TYPE_CHECKING:
-    from jaxft._chaos._agent import Agent
+    from jaxft._supervised._agent import Agent
 
 _log = logging.getLogger("jaxft")
 
@@ -303,7 +303,7 @@ class Manager:
         member = self._member = assemble(config, store)
         try:
             if os.environ.get("JAXFT_CHAOS"):
-                from jaxft._chaos._agent import Agent
+                from jaxft._supervised._agent import Agent
 
                 self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)

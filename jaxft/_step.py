@@ -12,11 +12,11 @@ import jax
 import numpy as np
 from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 
-from jaxft._callers import one_caller
+from jaxft._base._callers import one_caller
+from jaxft._base._numbers import whole
+from jaxft._base._transfers import MAY_TRANSFER
 from jaxft._errors import ConfigurationError, JaxftError
-from jaxft._from_state import FromState, variable_with
 from jaxft._manager import Manager
-from jaxft._numbers import whole
 from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._programs._checks import (
@@ -40,12 +40,12 @@ from jaxft._programs._repeatable import check_repeatable
 from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
 from jaxft._programs._static_leaves import StaticLeaves
-from jaxft._pure import OF_STATE_INSTEAD, PureCheck
 from jaxft._replica._alone import Alone
 from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch, StateBatches
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
-from jaxft._transfers import MAY_TRANSFER
+from jaxft.data._from_state import FromState, variable_with
+from jaxft.data._pure import OF_STATE_INSTEAD, PureCheck
 
 _log = logging.getLogger("jaxft")
 

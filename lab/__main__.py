@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from jaxft._cli import exit_with_status_of
+from jaxft_launch.__main__ import exit_with_status_of
 from lab.chaos import LabChaosOptions, run_chaos
 from lab.demo import DemoOptions, run_demo
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from jaxft._launch._checks import LaunchError, check_installed
-from jaxft._launch._job import Program
+from jaxft_launch.processes._checks import LaunchError, check_installed
+from jaxft_launch.storm._job import Program
 
 ExampleName = Literal["mlp", "llama3"]
 # Imported by warm processes.

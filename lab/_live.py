@@ -5,8 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any, Self
 
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._display import PLAIN_EVERY_STEPS, Display, PlainDisplay, View, stamp
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm._display import PLAIN_EVERY_STEPS, Display, PlainDisplay, View, stamp
 
 LIVE_EVERY_S = 0.125
 

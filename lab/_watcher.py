@@ -3,9 +3,9 @@
 import time
 from collections.abc import Sequence
 
-from jaxft._launch._display import Display
-from jaxft._launch._job import Job
-from jaxft._launch._record import RunRecord, back_s, stall_s
+from jaxft_launch.storm._display import Display
+from jaxft_launch.storm._job import Job
+from jaxft_launch.storm._record import RunRecord, back_s, stall_s
 from lab._killer import Killer, Strike
 
 

@@ -3,19 +3,19 @@
 import sys
 from dataclasses import dataclass, replace
 
-from jaxft._chaos._options import StormOptions
-from jaxft._chaos._runs import conclude, run_storm
-from jaxft._chaos._schedule import FIRST_STEP, Strike
-from jaxft._chaos._storm import Storm
-from jaxft._launch._checks import LaunchError, check_json_file
-from jaxft._launch._coordinator import COORDINATOR, Coordinator
-from jaxft._launch._display import Display
-from jaxft._launch._job import Job, Program
-from jaxft._launch._processes import Processes
-from jaxft._launch._record import RunRecord
-from jaxft._launch._run import run_job
-from jaxft._launch._session import run_folder, signals_as_exit
-from jaxft._launch._verdict import judge
+from jaxft_launch.processes._checks import LaunchError, check_json_file
+from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._display import Display
+from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._options import StormOptions
+from jaxft_launch.storm._record import RunRecord
+from jaxft_launch.storm._run import run_job
+from jaxft_launch.storm._runs import conclude, run_storm
+from jaxft_launch.storm._schedule import FIRST_STEP, Strike
+from jaxft_launch.storm._session import run_folder, signals_as_exit
+from jaxft_launch.storm._storm import Storm
+from jaxft_launch.storm._verdict import judge
 from lab._examples import (
     EXAMPLES,
     RANK_CACHES,

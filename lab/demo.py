@@ -6,15 +6,15 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxft._launch._checks import LaunchError, check_json_file
-from jaxft._launch._coordinator import COORDINATOR, Coordinator
-from jaxft._launch._display import Display
-from jaxft._launch._job import Job
-from jaxft._launch._processes import Processes
-from jaxft._launch._run import SILENCE_TIMEOUT_S, run_job
-from jaxft._launch._session import run_folder, signals_as_exit
-from jaxft._launch._verdict import Verdict, judge
-from jaxft._launch._verdict_text import verdict_json, verdict_text
+from jaxft_launch.processes._checks import LaunchError, check_json_file
+from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._display import Display
+from jaxft_launch.storm._job import Job
+from jaxft_launch.storm._run import SILENCE_TIMEOUT_S, run_job
+from jaxft_launch.storm._session import run_folder, signals_as_exit
+from jaxft_launch.storm._verdict import Verdict, judge
+from jaxft_launch.storm._verdict_text import verdict_json, verdict_text
 from lab._examples import RANK_CACHES, ROOT, check_example, devices_of, program_of
 from lab._killer import plan_strikes
 from lab._live import make_display

@@ -32,8 +32,8 @@ import pytest
 import pytest_timeout
 from hypothesis import settings as hypothesis_settings
 from jax._src import compiler
-from jaxft_coordinator import _listener
-from jaxft_protocol.admission import RateLimitFilter
+from jaxft_coordinator.shell import _listener
+from jaxft_protocol.host.admission import RateLimitFilter
 
 from tests import dealing, patience, shared
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from jaxft._launch._warm_process import ALWAYS, WHERE_FOUND
+from jaxft_launch.processes._warm_process import ALWAYS, WHERE_FOUND
 from tests import patience
 
 # Of <sched.h>.
@@ -29,10 +29,10 @@ _context.set_forkserver_preload(
     [
         *ALWAYS,
         *WHERE_FOUND,
-        "jaxft._cli",
+        "jaxft_launch.__main__",
         "jaxft._exchange",
         "jaxft._heal._server",
-        "jaxft._launch.launch",
+        "jaxft_launch.supervise.launch",
         "jaxft_coordinator._cli",
         "jaxft_coordinator._serve",
         "tests.exchange.processes",

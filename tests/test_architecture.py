@@ -37,7 +37,7 @@ type(os.environ).__getitem__ = forbid("reads the environment")
 IMPORT = """
 import importlib
 from jaxft import *
-from jaxft._launch._warm_process import ALWAYS
+from jaxft_launch.processes._warm_process import ALWAYS
 
 for name in ALWAYS:
     importlib.import_module(name)

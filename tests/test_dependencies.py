@@ -17,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {
     "jaxft": ("", "jaxft"),
     "jaxft-coordinator": ("coordinator", "jaxft_coordinator"),
+    "jaxft-launch": ("launcher", "jaxft_launch"),
     "jaxft-protocol": ("protocol", "jaxft_protocol"),
 }
 # Imported only where the user has installed it, for what needs it: (distribution, what it imports) -> the extra.
@@ -25,7 +26,6 @@ EXTRAS = {
     ("jaxft", "opentelemetry-api"): "otel",
     ("jaxft", "opentelemetry-exporter-otlp-proto-http"): "otlp",
     ("jaxft", "opentelemetry-sdk"): "otlp",
-    ("jaxft", "rich"): "launch",
     ("jaxft-coordinator", "aetcd"): "etcd",
 }
 # Modules of packages that several distributions share.
@@ -35,6 +35,8 @@ SHARED = {
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry.trace": "opentelemetry-api",
 }
+# Run as a program, and not imported.
+PROGRAMS = {"jaxft-coordinator"}
 # Installed by another declared one, of the same project and version.
 COMES_WITH = {"jaxlib": "jax"}
 
@@ -113,4 +115,4 @@ def test_what_is_imported_is_declared(distribution: str) -> None:
 
 @pytest.mark.parametrize("distribution", PACKAGES)
 def test_what_is_declared_is_imported(distribution: str) -> None:
-    assert names(project(distribution)["dependencies"]) <= set(imported(distribution))
+    assert names(project(distribution)["dependencies"]) <= {*imported(distribution), *PROGRAMS}

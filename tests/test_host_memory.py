@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from jaxft._health._sources import free_memory_gb
-from jaxft._host_memory import available_bytes
-from jaxft._operate import _machine_checks
+from jaxft._base._host_memory import available_bytes
+from jaxft_launch.check import _machine_checks
+from jaxft_launch.check._sources import free_memory_gb
 
 
 def test_the_memory_that_is_left_to_a_process(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def imported(source: str, *words: str, cwd: Path | None = None) -> set[str]:
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["no-such-command"]])
 def test_what_needs_no_options_does_not_import_their_parser(words: list[str]) -> None:
-    found = imported(COMMAND, "jaxft._cli.main", *words)
+    found = imported(COMMAND, "jaxft_launch.__main__.main", *words)
     assert "jaxft" in found
     assert not found & {*HEAVY, "tyro", "rich", "asyncio", "ssl"}
 
@@ -59,7 +59,7 @@ def test_what_needs_no_options_does_not_import_their_parser(words: list[str]) ->
     ],
 )
 def test_a_command_that_does_no_training_starts_without_jax(words: list[str]) -> None:
-    found = imported(COMMAND, "jaxft._cli.main", *words)
+    found = imported(COMMAND, "jaxft_launch.__main__.main", *words)
     assert "tyro" in found
     assert not found & HEAVY
 
@@ -67,7 +67,7 @@ def test_a_command_that_does_no_training_starts_without_jax(words: list[str]) ->
 @pytest.mark.processes
 def test_a_launcher_never_imports_jax(tmp_path: Path) -> None:
     words = ("launch", "--no-warm", "--folder", "launched", "--", sys.executable, "-c", "print('trained')")
-    found = imported(COMMAND, "jaxft._cli.main", *words, cwd=tmp_path)
+    found = imported(COMMAND, "jaxft_launch.__main__.main", *words, cwd=tmp_path)
     assert "trained" in (tmp_path / "launched" / "group-0.0.log").read_text()
     assert not found & HEAVY
 
@@ -99,13 +99,12 @@ def test_a_training_program_without_a_token_or_ranks_does_not_import_what_they_n
     found = imported(
         "import jaxft, sys; jaxft.Manager, jaxft.fault_tolerant, jaxft.pmean; print(*sys.modules)"
     )
-    assert {"jax", "grpc", "jaxft._replica._session"} <= found
+    assert {"jax", "grpc", "jaxft._session._session"} <= found
     unused = {
         "cryptography",
-        "jaxft.data",
         "jaxft._ranks._leader",
         "jaxft._ranks._follower",
-        "jaxft._chaos._agent",
+        "jaxft._supervised._agent",
     }
     assert not found & unused
 

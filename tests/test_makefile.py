@@ -17,7 +17,7 @@ VERSION = "python{}.{}".format(*sys.version_info)
 def clone(folder: Path, version: str) -> Path:
     """What `make setup` needs of a clone, with an environment whose programs only write down how they were called."""
     shutil.copy(ROOT / "Makefile", folder)
-    for name in (".", "coordinator", "protocol"):
+    for name in (".", "coordinator", "launcher", "protocol"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "pyproject.toml").touch()
     programs = folder / ".venv" / "bin"

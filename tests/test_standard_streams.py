@@ -14,12 +14,12 @@ from tests.launch.launches import FAKE, NOWHERE, launch_command
 
 ALL = "<&- >&- 2>&-"
 COORDINATOR = (sys.executable, "-m", "jaxft_coordinator")
-JAXFT = (sys.executable, "-m", "jaxft")
+JAXFT = (sys.executable, "-m", "jaxft_launch")
 
 # What a program finds whose streams were closed: the files behind 0 to 2, the streams, and the number of a new file.
 OPENED = """
 import os, sys
-from jaxft_protocol.standard_streams import open_closed_streams
+from jaxft_protocol.host.standard_streams import open_closed_streams
 open_closed_streams()
 print("for no one")
 sys.stderr.write("for no one")

@@ -15,7 +15,7 @@ import grpc.aio
 import uvloop
 from jaxft_protocol import messages as m
 from jaxft_protocol import wire
-from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol.host.admission import allow_all_descriptors
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from benchmarks._worker import serve

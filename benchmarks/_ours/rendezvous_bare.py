@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 
-from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol.host.admission import allow_all_descriptors
 
 from benchmarks._worker import serve
 

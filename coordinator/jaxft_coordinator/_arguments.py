@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from jaxft_protocol.command_line import empty_flags
+from jaxft_protocol.host.command_line import empty_flags
 
-from jaxft_coordinator import limits
+from jaxft_coordinator.shell import limits
 
 # Groups get times in milliseconds, as numbers of 32 bits. This is 24 days.
 _MAX_MS = 2**31 - 1

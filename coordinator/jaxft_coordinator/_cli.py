@@ -5,11 +5,11 @@ import os
 import sys
 
 import tyro
-from jaxft_protocol.standard_streams import open_closed_streams, quiet_without_reader
+from jaxft_protocol.host.standard_streams import open_closed_streams, quiet_without_reader
 
-from jaxft_coordinator import _listener
 from jaxft_coordinator._arguments import Arguments, TokenArguments, emptiness_of, exposure_of, problem_of
 from jaxft_coordinator._version import __version__
+from jaxft_coordinator.shell import _listener
 
 
 def main() -> None:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
-from jaxft_protocol import credentials, tls
-from jaxft_protocol.admission import allow_all_descriptors
+from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.host import tls
+from jaxft_protocol.host.admission import allow_all_descriptors
 
 from jaxft_coordinator._arguments import Arguments
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._server import Server
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
 
 if TYPE_CHECKING:

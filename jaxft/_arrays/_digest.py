@@ -9,8 +9,8 @@ import numpy as np
 import xxhash
 from jax.experimental import multihost_utils
 
+from jaxft._base._transfers import MAY_TRANSFER
 from jaxft._errors import ConfigurationError
-from jaxft._transfers import MAY_TRANSFER
 
 
 @MAY_TRANSFER

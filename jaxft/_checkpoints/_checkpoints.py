@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 
-from jaxft import _progress
 from jaxft._arrays._device_digest import PendingDigest
+from jaxft._base import _progress
+from jaxft._base._numbers import whole
+from jaxft._base._room import start_thread
 from jaxft._checkpoints import _folder, _marks, _orbax
 from jaxft._checkpoints._group import Group, OneProcess
 from jaxft._checkpoints._host import HostCopy
@@ -26,8 +28,6 @@ from jaxft._checkpoints._slow import said_if_slow
 from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
 from jaxft._checkpoints._written import wait_while_written
 from jaxft._errors import CannotRestore, ConfigurationError
-from jaxft._numbers import whole
-from jaxft._transport._room import start_thread
 
 _log = logging.getLogger("jaxft")
 

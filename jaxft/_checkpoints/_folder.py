@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxft import _progress
+from jaxft._base import _progress
 
 _UNFINISHED = ".unfinished-"
 _LOCK = ".lock"

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxft._base._room import start_thread
 from jaxft._checkpoints._readers import locked
 from jaxft._checkpoints._written import wait_while_written
-from jaxft._transport._room import start_thread
 
 _log = logging.getLogger("jaxft")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from jaxft._base._room import start_thread
 from jaxft._checkpoints import _folder
-from jaxft._transport._room import start_thread
 
 LOOK_S = 1.0
 _JOIN_S = 0.5

@@ -27,9 +27,9 @@ from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._pieces import Pieces
+from jaxft._base._host_memory import available_bytes
 from jaxft._heal._blob import Blob, blob_of
 from jaxft._heal._snapshot import Snapshot
-from jaxft._host_memory import available_bytes
 
 _log = logging.getLogger("jaxft")
 

@@ -14,12 +14,12 @@ from jaxft_protocol.ranks import messages
 from jaxft_protocol.ranks.messages import Decided, Directed, Order, StopWork, Verdict
 from jaxft_protocol.replica.state import Directive
 
+from jaxft._base._room import start_thread
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_outcome, encode_failure, encode_order
 from jaxft._ranks._link import Link, rank_message
 from jaxft._ranks._outside import Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
-from jaxft._transport._room import start_thread
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 

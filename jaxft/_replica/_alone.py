@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxft._base._ctrl_c import ctrl_c_later
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
 from jaxft._programs._nonfinite import find
@@ -19,7 +20,6 @@ from jaxft._programs._programs import Local
 from jaxft._replica._engine import Call
 from jaxft._replica._one_step import OneStep
 from jaxft._replica._steps import LoopWatch
-from jaxft._transport._ctrl_c import ctrl_c_later
 
 _log = logging.getLogger("jaxft")
 

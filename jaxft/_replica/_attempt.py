@@ -22,6 +22,8 @@ from jaxft_protocol.ranks.lanes import Span, rank_of
 from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchanged
 
 from jaxft._arrays._host_copies import host_copies
+from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._progress import told
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._grid import peers_of_each
 from jaxft._exchange._grid_links import AnyLinks, open_links
@@ -31,15 +33,13 @@ from jaxft._exchange._patience import LongWaits, Patience
 from jaxft._exchange._plan import strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._programs._programs import Local
-from jaxft._progress import told
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._endpoints import Endpoint, agreed_threads, endpoints_at
 from jaxft._replica._engine import Call, OwnBatch, StateBatches
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._report import Record
-from jaxft._transport._ctrl_c import ctrl_c_later
+from jaxft._transport._endpoints import Endpoint, agreed_threads, endpoints_at
 from jaxft._transport._listener import Abort, Listener
 
 _log = logging.getLogger("jaxft")

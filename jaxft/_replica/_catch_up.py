@@ -17,12 +17,12 @@ from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._spans import SpanFetcher
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._endpoints import endpoints_at
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._rehearsal import Rehearsal
 from jaxft._report import HealReport, Record
+from jaxft._transport._endpoints import endpoints_at
 from jaxft._transport._listener import Abort, Listener
 
 _log = logging.getLogger("jaxft")

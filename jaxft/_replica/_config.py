@@ -11,12 +11,12 @@ from jaxft_protocol.coordinator.bounds import settings_bytes
 from jaxft_protocol.names import unclear
 from jaxft_protocol.wire import MAX_COUNT
 
+from jaxft._base._numbers import check_positive, whole
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
-from jaxft._numbers import check_positive, whole
-from jaxft._replica._credentials import TLS
-from jaxft._replica._endpoints import MAX_THREADS, Endpoint, endpoint_of
-from jaxft._replica._own_address import own_address
+from jaxft._session._credentials import TLS
+from jaxft._transport._endpoints import MAX_THREADS, Endpoint, endpoint_of
+from jaxft._transport._own_address import own_address
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000

@@ -14,12 +14,12 @@ from jaxft_protocol.replica.state import Digested
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
+from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._host_memory import available_bytes
 from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore, host_part
-from jaxft._host_memory import available_bytes
 from jaxft._programs._programs import Local, Programs
 from jaxft._ranks._ranks import Directing, Ranks
-from jaxft._transport._ctrl_c import ctrl_c_later
 
 _log = logging.getLogger("jaxft")
 

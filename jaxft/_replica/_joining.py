@@ -11,6 +11,7 @@ from jaxft_protocol.replica.state import Prepared
 
 from jaxft._arrays._digest import digest as digest_of
 from jaxft._arrays._pieces import Spread
+from jaxft._base._ctrl_c import ctrl_c_later
 from jaxft._errors import ConfigurationError
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
@@ -23,7 +24,6 @@ from jaxft._replica._engine import Call, OwnBatch, StateBatches
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
-from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._transport._handshake import DATA_PLANE_VERSION
 from jaxft._version import __version__
 

@@ -19,22 +19,22 @@ from jax.experimental import multihost_utils
 from jaxft_protocol.messages import GroupName, Incarnation
 from jaxft_protocol.replica.state import Identity
 
+from jaxft._base._ending import keep_status
+from jaxft._base._room import once_there_is_room
 from jaxft._errors import ConfigurationError
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._collectives import came_from_xla
-from jaxft._ranks._ending import keep_status
 from jaxft._ranks._link import end_with
 from jaxft._ranks._ranks import OneRank
-from jaxft._replica._addresses import Addresses
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._credentials import Credentials
-from jaxft._replica._endpoints import endpoints_at
-from jaxft._replica._own_address import leads_elsewhere, own_address
 from jaxft._replica._raised import report_by
-from jaxft._replica._session import Session
+from jaxft._session._credentials import Credentials
+from jaxft._session._session import Session
+from jaxft._transport._addresses import Addresses
+from jaxft._transport._endpoints import endpoints_at
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
-from jaxft._transport._room import once_there_is_room
+from jaxft._transport._own_address import leads_elsewhere, own_address
 from jaxft._transport._sockets import split_address
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from jaxft_protocol.replica.state import Phase, Raised, Replica
 from jaxft._errors import JaxftError
 from jaxft._ranks._ranks import Settled
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._failures import error_of
-from jaxft._replica._session import Session
+from jaxft._session._failures import error_of
+from jaxft._session._session import Session
 
 MAX_TEXT_LENGTH = 300
 

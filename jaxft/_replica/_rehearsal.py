@@ -10,7 +10,7 @@ import logging
 import numpy as np
 
 from jaxft._arrays._memory import result_regions
-from jaxft._progress import told
+from jaxft._base._progress import told
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState

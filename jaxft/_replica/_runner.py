@@ -30,6 +30,7 @@ from jaxft_protocol.replica.state import (
     TakeDigest,
 )
 
+from jaxft._base._ctrl_c import ctrl_c_later
 from jaxft._errors import ConfigurationError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
@@ -40,18 +41,17 @@ from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._draining import Drained
 from jaxft._replica._engine import Call
-from jaxft._replica._failures import error_of
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._raised import Raising, report_by
 from jaxft._replica._saving import Saving
-from jaxft._replica._session import Session
 from jaxft._replica._steps import LoopWatch
 from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
+from jaxft._session._failures import error_of
+from jaxft._session._session import Session
 from jaxft._telemetry._observer import Observers
-from jaxft._transport._ctrl_c import ctrl_c_later
 from jaxft._transport._listener import Listener
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from jaxft._base._numbers import whole
 from jaxft._errors import ConfigurationError
-from jaxft._numbers import whole
 
 if TYPE_CHECKING:
     from jaxft._replica._engine import Engine

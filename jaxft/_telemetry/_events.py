@@ -10,8 +10,8 @@ from jaxft_protocol.replica.state import Identity
 
 from jaxft._replica._config import GroupConfig
 from jaxft._report import StepReport
+from jaxft._telemetry._call import Call
 from jaxft._telemetry._line_file import LineFile
-from jaxft._telemetry._observer import Call
 
 # As in the coordinator's events.
 MAX_LISTED = 50

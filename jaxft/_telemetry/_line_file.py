@@ -6,9 +6,9 @@ import time
 from collections import deque
 from pathlib import Path
 
-from jaxft_protocol.lines import append
+from jaxft_protocol.host.lines import append
 
-from jaxft._transport._room import start_thread
+from jaxft._base._room import start_thread
 
 _log = logging.getLogger("jaxft")
 

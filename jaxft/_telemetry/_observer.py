@@ -4,49 +4,20 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jaxft_protocol.replica.state import Identity
 
 from jaxft._errors import ConfigurationError
 from jaxft._report import StepReport
+from jaxft._telemetry._call import Call, Observer
 
 if TYPE_CHECKING:
     from jaxft._replica._config import GroupConfig
 
 VARIABLE = "JAXFT_EVENTS"
 COLLECTOR_VARIABLE = "JAXFT_OTLP"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of the step that has ended.
-
-    Attributes:
-        report: what it did.
-        before: the committed steps before it.
-        began_ns: when it began, in nanoseconds since 1970.
-        ended_ns: when it ended.
-        error: the exception that it raised, if it did.
-    """
-
-    report: StepReport
-    before: int
-    began_ns: int
-    ended_ns: int
-    error: BaseException | None = None
-
-
-class Observer(Protocol):
-    """Gets each call of the step, from the training thread. It must not wait."""
-
-    def called(self, call: Call) -> None: ...
-
-    def close(self, reason: str) -> None:
-        """The group ends; `reason`: the exception that ends it, or empty."""
-        ...
 
 
 class Observers:

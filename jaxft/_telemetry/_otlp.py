@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from jaxft._errors import ConfigurationError
-from jaxft._telemetry._observer import COLLECTOR_VARIABLE, Call
+from jaxft._telemetry._call import Call
+from jaxft._telemetry._observer import COLLECTOR_VARIABLE
 from jaxft._telemetry._traces import Traces
 from jaxft._version import __version__
 

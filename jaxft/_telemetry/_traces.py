@@ -5,7 +5,7 @@ from typing import Any
 from opentelemetry.trace import Status, StatusCode
 
 from jaxft._report import StepReport
-from jaxft._telemetry._observer import Call
+from jaxft._telemetry._call import Call
 
 
 class Traces:

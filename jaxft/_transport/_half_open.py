@@ -3,8 +3,8 @@
 import socket
 from dataclasses import dataclass, field
 
+from jaxft._base._room import is_shortage
 from jaxft._transport._handshake import RESPONSE_BYTES, ConnectionRequest, missing_bytes
-from jaxft._transport._room import is_shortage
 
 
 @dataclass(slots=True)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from jaxft_protocol import credentials
 from jaxft_protocol.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
 
+from jaxft._base._room import once_there_is_room
 from jaxft._errors import ConfigurationError
 from jaxft._transport._names import Target, targets_of
-from jaxft._transport._room import once_there_is_room
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import (
     SEND_FLAGS,

@@ -44,9 +44,10 @@ import time
 from collections.abc import Callable
 
 from jaxft_protocol import credentials
-from jaxft_protocol.admission import RateLimitFilter, allow_all_descriptors, crowded_out
 from jaxft_protocol.credentials import NONCE_BYTES, DataKey
+from jaxft_protocol.host.admission import RateLimitFilter, allow_all_descriptors, crowded_out
 
+from jaxft._base._room import once_there_is_room, start_thread
 from jaxft._errors import JaxftError
 from jaxft._transport._half_open import HalfOpen, bind
 from jaxft._transport._handshake import (
@@ -61,7 +62,6 @@ from jaxft._transport._handshake import (
     refused,
 )
 from jaxft._transport._pending import PendingConnections
-from jaxft._transport._room import once_there_is_room, start_thread
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import SEND_FLAGS, Abort, close_in_children, recv_exactly, send_all, tune
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
-from jaxft._transport._room import TIMEOUT_S, is_shortage, once_there_is_room
+from jaxft._base._room import TIMEOUT_S, is_shortage, once_there_is_room
 
 _log = logging.getLogger("jaxft")
 

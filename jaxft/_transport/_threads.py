@@ -4,8 +4,8 @@ import select
 import threading
 from collections.abc import Callable
 
-from jaxft._transport._ctrl_c import ctrl_c_later
-from jaxft._transport._room import start_thread
+from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._room import start_thread
 from jaxft._transport._sockets import Abort
 
 

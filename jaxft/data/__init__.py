@@ -1,7 +1,7 @@
 """Batches as a pure function of (step, shard), from sources with random access, iterators and the state."""
 
-from jaxft._from_state import FromState
 from jaxft.data._batches import Batch, Batches, Samples, Source
+from jaxft.data._from_state import FromState
 from jaxft.data._prefetch import Prefetch
 from jaxft.data._shuffle import mix, permute
 from jaxft.data._streams import Streams, from_iterator

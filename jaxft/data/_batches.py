@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxft._base._numbers import whole
 from jaxft._errors import ConfigurationError
-from jaxft._numbers import whole
 from jaxft.data._shuffle import mix, permute_all
 
 # `Batch.index` is an int32, the widest integer that JAX has by default.

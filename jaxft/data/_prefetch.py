@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from jaxft._base._numbers import whole
 from jaxft._errors import ConfigurationError
-from jaxft._from_state import FromState
-from jaxft._numbers import whole
 from jaxft._programs._checks import check_batch_function, refuse_iterator
 from jaxft.data._contexts import JaxContext
+from jaxft.data._from_state import FromState
 from jaxft.data._streams import Streams
 from jaxft.data._workers import Workers
 

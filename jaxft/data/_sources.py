@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jaxft import _progress
+from jaxft._base import _progress
 from jaxft._errors import ConfigurationError
 from jaxft.data._states import Kept
 

@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxft import _progress
 from jaxft._arrays._digest import digest
+from jaxft._base import _progress
+from jaxft._base._numbers import whole
 from jaxft._errors import ConfigurationError
-from jaxft._numbers import whole
 from jaxft._programs._checks import check_function, takes_next
-from jaxft._pure import difference
 from jaxft.data._global_generators import seeded
+from jaxft.data._pure import difference
 from jaxft.data._sources import Source, parameters
 from jaxft.data._states import Kept, States
 

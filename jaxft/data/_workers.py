@@ -11,7 +11,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from jaxft._transport._room import start_thread
+from jaxft._base._room import start_thread
 
 _log = logging.getLogger("jaxft")
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from jaxft._chaos._victim import obey
+from jaxft._supervised._victim import obey
 
 STEP_FIELDS = {
     "attempts": 1,

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxft._chaos._victim import obey
+from jaxft._supervised._victim import obey
 
 PHASE_S = 0.02
 

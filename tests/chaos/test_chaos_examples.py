@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._checks import LaunchError
+from jaxft_launch.processes._checks import LaunchError
 from lab._examples import EXAMPLES, devices_of, flags_of, own_flags_of, program_of
 from lab.chaos import at_rate, default_steps
 

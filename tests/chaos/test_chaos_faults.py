@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import (
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm._faults import (
     COORDINATOR,
     FAULTS,
     SHIPPED,
@@ -19,9 +20,8 @@ from jaxft._chaos._faults import (
     Victim,
     draw,
 )
-from jaxft._chaos._phases import PHASES, STEP_PHASES
-from jaxft._chaos._schedule import Strike, parse_faults, plan_strikes
-from jaxft._launch._checks import LaunchError
+from jaxft_launch.storm._phases import PHASES, STEP_PHASES
+from jaxft_launch.storm._schedule import Strike, parse_faults, plan_strikes
 
 GROUPS = ("group-0", "group-1", "group-2")
 LAST_STEP = 4000

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import (
+from jaxft._supervised._phase_file import Word, WordFile, words_beside
+from jaxft_launch.processes._coordinator import Coordinator
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._events import StepEvent
+from jaxft_launch.storm._faults import (
     COORDINATOR,
     Cutoff,
     Damage,
@@ -24,16 +29,19 @@ from jaxft._chaos._faults import (
     Victim,
     Way,
 )
-from jaxft._chaos._harms import DAMAGE_WITHIN_STEPS, CoordinatorDeath, Corruption, Cut, Hang, Reach, Stop
-from jaxft._chaos._network import Network
-from jaxft._chaos._schedule import Strike
-from jaxft._chaos._storm import Storm
-from jaxft._launch._coordinator import Coordinator
-from jaxft._launch._display import PlainDisplay
-from jaxft._launch._events import StepEvent
-from jaxft._launch._job import Job, Program
-from jaxft._launch._phase_file import Word, WordFile, words_beside
-from jaxft._launch._processes import Processes
+from jaxft_launch.storm._harms import (
+    DAMAGE_WITHIN_STEPS,
+    CoordinatorDeath,
+    Corruption,
+    Cut,
+    Hang,
+    Reach,
+    Stop,
+)
+from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._network import Network
+from jaxft_launch.storm._schedule import Strike
+from jaxft_launch.storm._storm import Storm
 from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -126,7 +134,7 @@ def test_a_hang_is_ordered_and_lasts_from_where_the_victim_began(scene: Scene) -
 def test_a_hang_that_never_begins_is_given_up_and_not_counted(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxft._chaos._harms.HANG_BEGINS_S", 0.1)
+    monkeypatch.setattr("jaxft_launch.storm._harms.HANG_BEGINS_S", 0.1)
     hang = Hang(Victim("group-1", "vote", kind=FaultKind.HANG, seconds=5.0), 0, scene.job, scene.display)
     scene.until_over(hang)
     until(lambda: "hang vote 0\n" in scene.job.current("group-1").child.log.read_text())

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos.chaos import ChaosOptions, run_chaos
-from jaxft._launch._checks import LaunchError
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm.chaos import ChaosOptions, run_chaos
 from tests.shared import compiled_environment
 
 SLOW_S = 20

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import FaultKind, Victim
-from jaxft._chaos._options import StormOptions
-from jaxft._chaos._schedule import Strike
-from jaxft._chaos._storm import Storm
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._display import PlainDisplay
-from jaxft._launch._events import StepEvent
-from jaxft._launch._job import Job, Program
-from jaxft._launch._processes import Processes
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._events import StepEvent
+from jaxft_launch.storm._faults import FaultKind, Victim
+from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._options import StormOptions
+from jaxft_launch.storm._schedule import Strike
+from jaxft_launch.storm._storm import Storm
 from tests import patience
 
 GROUPS = ("group-0", "group-1")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import FAULTS
+from jaxft_launch.storm._faults import FAULTS
 from lab.chaos import LabChaosOptions, run_chaos
 
 pytestmark = pytest.mark.processes

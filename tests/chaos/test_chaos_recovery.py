@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from jaxft._launch._events import StepEvent
-from jaxft._launch._record import Fault, History, RunRecord
-from jaxft._launch._recovery import again_s, participation, standstill_s
+from jaxft_launch.storm._events import StepEvent
+from jaxft_launch.storm._record import Fault, History, RunRecord
+from jaxft_launch.storm._recovery import again_s, participation, standstill_s
 
 GROUPS = ("a", "b", "c")
 

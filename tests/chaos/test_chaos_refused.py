@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from jaxft._chaos.chaos import ChaosOptions, run_chaos
-from jaxft._launch._checks import LaunchError
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm.chaos import ChaosOptions, run_chaos
 
 LISTENER = (
     "import socket, sys, time\n"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._network import LEAST_DAMAGED_BYTES
-from jaxft._chaos._options import StormOptions
-from jaxft._chaos._report import costs_by_kind, median, p99, storm_json, storm_text
-from jaxft._chaos._runs import conclude
-from jaxft._launch._events import FinishedEvent, StepEvent
-from jaxft._launch._record import Fault, History, Kill, RunRecord
-from jaxft._launch._verdict import Verdict, judge
+from jaxft_launch.storm._events import FinishedEvent, StepEvent
+from jaxft_launch.storm._network import LEAST_DAMAGED_BYTES
+from jaxft_launch.storm._options import StormOptions
+from jaxft_launch.storm._record import Fault, History, Kill, RunRecord
+from jaxft_launch.storm._report import costs_by_kind, median, p99, storm_json, storm_text
+from jaxft_launch.storm._runs import conclude
+from jaxft_launch.storm._verdict import Verdict, judge
 
 GROUPS = ("group-0", "group-1", "group-2")
 STEPS = 20

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._phases import PHASES, RETURN_PHASES
-from jaxft._chaos._schedule import FIRST_STEP, Strike, deal_ranks, plan_strikes
-from jaxft._launch._announcements import announced
-from jaxft._launch._checks import LaunchError
+from jaxft._supervised._announcements import announced
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm._phases import PHASES, RETURN_PHASES
+from jaxft_launch.storm._schedule import FIRST_STEP, Strike, deal_ranks, plan_strikes
 
 GROUPS = ("group-0", "group-1", "group-2")
 LAST_STEP = 4000

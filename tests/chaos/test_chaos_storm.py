@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import jaxft
-from jaxft._launch._checks import LaunchError
+from jaxft_launch.processes._checks import LaunchError
 from lab._examples import Example
 from lab.chaos import LabChaosOptions, plan, run_chaos, timed
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 import jaxft
-from jaxft._chaos._victim import UNKNOWN_LENGTH_S
-from jaxft._launch._events import orders_beside
-from jaxft._launch._phase_file import Word, WordFile, read_word, words_beside
+from jaxft._supervised._phase_file import Word, WordFile, orders_beside, read_word, words_beside
+from jaxft._supervised._victim import UNKNOWN_LENGTH_S
 from tests import patience
 
 HERE = Path(__file__).parent
@@ -135,7 +134,7 @@ def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Pat
 
 WORDLESS = (
     "import signal\n"
-    "from jaxft._chaos._victim import Doom\n"
+    "from jaxft._supervised._victim import Doom\n"
     "class NoWords:\n"
     "    def write(self, word):\n"
     "        if word.dies_t_s is not None:\n"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from jaxft._chaos._faults import Victim
-from jaxft._chaos._schedule import Strike
-from jaxft._chaos._storm import LATE_STEPS, Storm
-from jaxft._chaos._work import members_at_work
-from jaxft._launch._display import PlainDisplay
-from jaxft._launch._events import FinishedEvent, StepEvent
-from jaxft._launch._job import Incarnation, Job, Program
-from jaxft._launch._processes import Processes
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._events import FinishedEvent, StepEvent
+from jaxft_launch.storm._faults import Victim
+from jaxft_launch.storm._job import Incarnation, Job, Program
+from jaxft_launch.storm._schedule import Strike
+from jaxft_launch.storm._storm import LATE_STEPS, Storm
+from jaxft_launch.storm._work import members_at_work
 
 GROUPS = ("group-0", "group-1", "group-2")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from jaxft._base import _room
 from jaxft._checkpoints import Checkpoints, _beginning, _folder, _slow
 from jaxft._checkpoints._beginning import NAME, Beginning
-from jaxft._transport import _room
 from tests import patience
 from tests.shortages import no_threads
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from jaxft_coordinator._server import Server
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Options
 
 from tests import patience
@@ -21,7 +21,7 @@ FEW_PORTS = "ip link set lo up; echo 40000 40063 > /proc/sys/net/ipv4/ip_local_p
 CROWDED = """
 import asyncio, socket
 from pathlib import Path
-from jaxft_coordinator._server import Server
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Options
 
 async def main():

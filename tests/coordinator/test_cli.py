@@ -15,9 +15,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from jaxft_coordinator import _listener, limits
 from jaxft_coordinator._arguments import Arguments, emptiness_of, problem_of
 from jaxft_coordinator._cli import main
+from jaxft_coordinator.shell import _listener, limits
 from jaxft_protocol import wire
 from jaxft_protocol.messages import GroupName, Hello, Incarnation, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb

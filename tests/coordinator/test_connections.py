@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator._connections import _MOST_FULL_LOOKS, _MOST_IDLE_LOOKS, Connections
+from jaxft_coordinator.shell._connections import _MOST_FULL_LOOKS, _MOST_IDLE_LOOKS, Connections
 
 from tests import injection, patience
 

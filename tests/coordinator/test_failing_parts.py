@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator import _server
-from jaxft_coordinator._connections import Connections
-from jaxft_coordinator._jobs import Jobs
-from jaxft_coordinator._server import Server
+from jaxft_coordinator.shell import _server
+from jaxft_coordinator.shell._connections import Connections
+from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Event, Options, SessionClosed
 
 from tests import patience

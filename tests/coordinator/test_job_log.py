@@ -3,8 +3,8 @@
 import logging
 
 import pytest
-from jaxft_coordinator import _job_log, limits
-from jaxft_coordinator._server import Server
+from jaxft_coordinator.shell import _job_log, limits
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Log, Options
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator.shell._jobs import Jobs
 from jaxft_protocol.coordinator.job import Close, Effect, Options, Received, Send, SessionClosed, SessionId
 from jaxft_protocol.messages import (
     Evicted,

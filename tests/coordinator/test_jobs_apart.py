@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jaxft_coordinator import _jobs, limits
-from jaxft_coordinator._jobs import Jobs
+from jaxft_coordinator.shell import _jobs, limits
+from jaxft_coordinator.shell._jobs import Jobs
 from jaxft_coordinator.stores import FileStore, Store
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (

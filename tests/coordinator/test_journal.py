@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator._journal import Journal
+from jaxft_coordinator.shell._journal import Journal
 from jaxft_coordinator.stores import Opened, StoreLost
 from jaxft_coordinator.stores.records import RecordError
 from jaxft_protocol.coordinator.job import Record, Saved
@@ -115,7 +115,7 @@ def test_what_comes_while_one_batch_is_written_goes_into_one_other():
 def test_a_full_disk_is_waited_for_and_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("jaxft_coordinator._journal.RETRY_S", 0.001)
+    monkeypatch.setattr("jaxft_coordinator.shell._journal.RETRY_S", 0.001)
 
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
         store.fails = [OSError(errno.ENOSPC, "No space left on device")] * 3
@@ -162,7 +162,7 @@ def test_a_flush_does_not_wait_for_ever(tmp_path: Path):
 def test_a_record_that_is_too_big_holds_up_its_own_job_alone(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("jaxft_coordinator._journal.RETRY_S", 0.001)
+    monkeypatch.setattr("jaxft_coordinator.shell._journal.RETRY_S", 0.001)
 
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
         store.gate.set()
@@ -218,7 +218,7 @@ def test_what_has_no_record_does_not_wait_for_another_job():
 
 def test_a_job_apart_is_tried_again_although_its_timer_came_early(monkeypatch: pytest.MonkeyPatch):
     """As timers of uvloop do, which count whole milliseconds: nothing else may ever wake the journal again."""
-    monkeypatch.setattr("jaxft_coordinator._journal.RETRY_S", 0.05)
+    monkeypatch.setattr("jaxft_coordinator.shell._journal.RETRY_S", 0.05)
 
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
         loop = asyncio.get_running_loop()

@@ -13,8 +13,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _server, limits
-from jaxft_coordinator._server import SERVICE, Server
+from jaxft_coordinator.shell import _server, limits
+from jaxft_coordinator.shell._server import SERVICE, Server
 from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import GroupPhase, Options, Tick

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxft import _progress
+from jaxft._base import _progress, _room
 from jaxft._errors import ConfigurationError
-from jaxft._transport import _room
 from jaxft.data import Batches, Prefetch, _prefetch, _workers
 from jaxft.data._workers import Workers
 from tests import patience

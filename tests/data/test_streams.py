@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import jaxft
-from jaxft import _progress
+from jaxft._base import _progress
 from jaxft._errors import ConfigurationError
 from jaxft.data import Prefetch, Streams, _sources, _states, from_iterator
 from tests import patience

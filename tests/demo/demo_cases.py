@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import jaxft
-from jaxft._launch._events import FinishedEvent, StepEvent
-from jaxft._launch._record import History, Kill, RunRecord
+from jaxft_launch.storm._events import FinishedEvent, StepEvent
+from jaxft_launch.storm._record import History, Kill, RunRecord
 
 # At the start of a script, this skips `jaxft/__init__.py` and so the seconds to import JAX.
 WITHOUT_JAX = (

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import jaxft
-from jaxft import _cli
-from jaxft._chaos import chaos
-from jaxft._chaos.chaos import ChaosOptions
-from jaxft._launch import launch
-from jaxft._launch._checks import LaunchError, check_command, check_installed, check_new_folder
-from jaxft._launch._options import LaunchOptions
 from jaxft._version import __version__
+from jaxft_launch import __main__ as _cli
+from jaxft_launch.processes._checks import LaunchError, check_command, check_installed, check_new_folder
+from jaxft_launch.storm import chaos
+from jaxft_launch.storm.chaos import ChaosOptions
+from jaxft_launch.supervise import launch
+from jaxft_launch.supervise._options import LaunchOptions
 from lab import __main__ as lab
 from lab._examples import check_example
 from lab.chaos import LabChaosOptions
@@ -22,9 +22,9 @@ from lab.demo import NEEDED, DemoOptions
 COMMANDS = ("_chaos", "_health", "_launch", "_operate")
 # What tells a storm and a supervisor about a group, from within its processes.
 LEFT_IN = {
-    "jaxft._chaos._agent.Agent",
-    "jaxft._launch._beacon.Beacon",
-    "jaxft._launch._beacon.beacon_of_process",
+    "jaxft._supervised._agent.Agent",
+    "jaxft._supervised._beacon.Beacon",
+    "jaxft._supervised._beacon.beacon_of_process",
 }
 
 
@@ -257,7 +257,14 @@ def test_the_library_imports_neither_its_command_nor_what_only_that_needs() -> N
     assert folder / "__init__.py" in library
     imported = {name for path in library for name in imports_of(path)}
     assert "jax" in imported
-    heavy = (*(f"jaxft.{name}" for name in COMMANDS), "jaxft._cli", "rich", "tyro", "flax", "optax")
+    heavy = (
+        *(f"jaxft.{name}" for name in COMMANDS),
+        "jaxft_launch.__main__",
+        "rich",
+        "tyro",
+        "flax",
+        "optax",
+    )
     assert {name for name in imported if name.startswith(heavy)} == LEFT_IN
 
 

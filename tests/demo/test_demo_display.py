@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._display import GroupRow, PlainDisplay, View
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm._display import GroupRow, PlainDisplay, View
 from lab._live import LiveDisplay, make_display, make_table
 
 

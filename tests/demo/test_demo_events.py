@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch._events import EventError, EventFile, FinishedEvent, StepEvent, parse_event
+from jaxft_launch.storm._events import EventError, EventFile, FinishedEvent, StepEvent, parse_event
 
 STEP: dict[str, Any] = {
     "t": 1000.5,

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from demo_cases import disturbed, history, step_event, undisturbed, with_step, without_step
 
-from jaxft._launch._lost import LostStep, lost_steps
-from jaxft._launch._record import History
+from jaxft_launch.storm._lost import LostStep, lost_steps
+from jaxft_launch.storm._record import History
 
 NAN = float("nan")
 

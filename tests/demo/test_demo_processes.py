@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from demo_cases import WITHOUT_JAX
 
-from jaxft._launch._processes import Child, Processes
+from jaxft_launch.processes._processes import Child, Processes
 from tests import patience
 
 DEADLINE_S = 30.0
@@ -113,7 +113,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     """The parent gets SIGKILL, so it cannot end its children itself."""
     script = WITHOUT_JAX + (
         "import pathlib, signal, sys\n"
-        "from jaxft._launch._processes import Processes\n"
+        "from jaxft_launch.processes._processes import Processes\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "child = Processes(folder, cwd=folder).start('orphan', sys.argv[2:])\n"
         "print(child.pid, flush=True)\n"
@@ -157,7 +157,7 @@ def test_a_child_that_takes_no_orders_has_nothing_to_read(processes: Processes) 
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_begin(tmp_path: Path) -> None:
-    from jaxft._launch import _processes
+    from jaxft_launch.processes import _processes
 
     bound = subprocess.run(
         [

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from demo_cases import disturbed, history, step_event, with_step, without_step
 
-from jaxft._launch._record import History, Kill, RunRecord, back_s, stall_s
+from jaxft_launch.storm._record import History, Kill, RunRecord, back_s, stall_s
 
 KILL = Kill(group="group-1", incarnation=0, t_s=3.25, step=3)
 

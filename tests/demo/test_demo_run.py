@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from demo_cases import WITHOUT_JAX
 
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._display import PlainDisplay
-from jaxft._launch._job import Job, Program
-from jaxft._launch._processes import Processes
-from jaxft._launch._run import run_job
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._run import run_job
 from lab import demo
 from lab._examples import program_of
 from lab._watcher import DemoWatcher

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 from demo_cases import disturbed, finished, undisturbed, with_history, with_step, without_step
 
-from jaxft._launch._record import RunRecord
-from jaxft._launch._verdict import judge
-from jaxft._launch._verdict_text import verdict_json, verdict_text
+from jaxft_launch.storm._record import RunRecord
+from jaxft_launch.storm._verdict import judge
+from jaxft_launch.storm._verdict_text import verdict_json, verdict_text
 
 ISSUED_KEYS = (
     "kills",

@@ -9,9 +9,9 @@ from jaxft_coordinator._arguments import Arguments, exposure_of, problem_of
 
 from deploy.render import FILES, rendered
 from examples.llama3._flags import Flags
-from jaxft._health._rules import read_rules
-from jaxft._launch._deadlines import parse_deadlines
-from jaxft._launch._options import LaunchOptions, check_options
+from jaxft_launch.check._rules import read_rules
+from jaxft_launch.supervise._deadlines import parse_deadlines
+from jaxft_launch.supervise._options import LaunchOptions, check_options
 from tests.deployment.manifests import needs_helm, of_kind, parsed, pods
 
 pytestmark = needs_helm

@@ -11,7 +11,7 @@ import pytest
 
 from examples.llama3 import train as llama3
 from examples.mlp import train as mlp
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests.clusters import Cluster, cluster
 
 pytestmark = [pytest.mark.unoptimized, pytest.mark.processes, pytest.mark.timeout(300)]

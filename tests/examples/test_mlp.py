@@ -22,8 +22,8 @@ from examples.mlp._data import expected_ledger, ledger_text, make_samples
 from examples.mlp._events import Events
 from examples.mlp._model import init_state, predict
 from examples.mlp.train import Flags, make_train_step, train
-from jaxft._launch._events import FinishedEvent, parse_event
 from jaxft.data import Batches
+from jaxft_launch.storm._events import FinishedEvent, parse_event
 from tests import patience
 from tests.clusters import cluster
 from tests.forks import Script

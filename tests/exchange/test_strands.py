@@ -16,6 +16,7 @@ import pytest
 
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
+from jaxft._base import _room
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _grid_links, _patience, _plan, _spans
 from jaxft._exchange._links import Links
@@ -23,7 +24,7 @@ from jaxft._exchange._mesh import Peer
 from jaxft._exchange._patience import LongWaits, Patience, Wait
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way
-from jaxft._transport import _cores, _room
+from jaxft._transport import _cores
 from jaxft._transport._listener import Listener
 from jaxft._transport._sockets import Abort
 from tests import patience

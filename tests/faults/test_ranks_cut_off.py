@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import MISSING, Switch, available, switch

@@ -15,10 +15,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxft._chaos._network import COORDINATOR, Network
-from jaxft._launch._events import StepEvent
-from jaxft._launch._record import Fault, History
-from jaxft._launch._recovery import again_s, standstill_s
+from jaxft_launch.storm._events import StepEvent
+from jaxft_launch.storm._network import COORDINATOR, Network
+from jaxft_launch.storm._record import Fault, History
+from jaxft_launch.storm._recovery import again_s, standstill_s
 from tests import patience
 from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import Switch

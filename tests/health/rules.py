@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxft._health._rules import Rule, rule_of
+from jaxft_launch.check._rules import Rule, rule_of
 
 
 def command_rule(*command: str, **keys: Any) -> Rule:

@@ -5,9 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from jaxft._health import _check
-from jaxft._health._check import Check
-from jaxft._health._readings import Level, Reading
+from jaxft_launch.check import _check
+from jaxft_launch.check._check import Check
+from jaxft_launch.check._readings import Level, Reading
 from tests import patience
 from tests.health.rules import command_rule
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from jaxft._health._devices import METRICS, DeviceError, worst_of
-from jaxft._health._readings import Level
-from jaxft._health._rules import rule_of
-from jaxft._health._sources import Measured
+from jaxft_launch.check._devices import METRICS, DeviceError, worst_of
+from jaxft_launch.check._readings import Level
+from jaxft_launch.check._rules import rule_of
+from jaxft_launch.check._sources import Measured
 
 
 class NVMLError(Exception):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._health._readings import Level
-from jaxft._health._rules import rule_of
-from jaxft._health._sources import Command, Place
+from jaxft_launch.check._readings import Level
+from jaxft_launch.check._rules import rule_of
+from jaxft_launch.check._sources import Command, Place
 from tests.manual.blocks import ROOT, blocks
 
 # It refuses other arguments than those of the page, and answers with what the test has put into its file.

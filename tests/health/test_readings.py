@@ -1,4 +1,4 @@
-from jaxft._health._readings import Level, Limits, Standing
+from jaxft_launch.check._readings import Level, Limits, Standing
 
 OK, WARNING, CRITICAL, UNKNOWN = Level
 

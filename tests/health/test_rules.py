@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from jaxft._health._devices import METRICS
-from jaxft._health._readings import Level, Limits
-from jaxft._health._rules import COMMON, SOURCES, Action, Rule, read_rules, rule_of
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._journal import HealthActed, HealthChanged, name_of
+from jaxft_launch.check._devices import METRICS
+from jaxft_launch.check._readings import Level, Limits
+from jaxft_launch.check._rules import COMMON, SOURCES, Action, Rule, read_rules, rule_of
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.supervise._journal import HealthActed, HealthChanged, name_of
 
 MANUAL = Path(__file__).parents[2] / "docs" / "health.md"
 HTTP = "http://localhost:29511"

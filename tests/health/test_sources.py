@@ -6,8 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from jaxft._health._readings import Level, Limits, Reading
-from jaxft._health._sources import (
+from jaxft_launch.check._readings import Level, Limits, Reading
+from jaxft_launch.check._sources import (
     Command,
     Measured,
     NoValue,
@@ -19,8 +19,8 @@ from jaxft._health._sources import (
     slowness_in,
     source_of,
 )
-from jaxft._launch._processes import kill_beside
-from jaxft._operate._port import PortError
+from jaxft_launch.client._port import PortError
+from jaxft_launch.processes._processes import kill_beside
 from tests import patience
 from tests.health.rules import command_rule
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from jaxft._health._readings import Level, Reading
-from jaxft._health._rules import Rule
-from jaxft._health._watch import Watch
-from jaxft._launch._journal import Entry, HealthActed, HealthChanged
+from jaxft_launch.check._readings import Level, Reading
+from jaxft_launch.check._rules import Rule
+from jaxft_launch.check._watch import Watch
+from jaxft_launch.supervise._journal import Entry, HealthActed, HealthChanged
 from tests import patience
 from tests.health.rules import command_rule
 

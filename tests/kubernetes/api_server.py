@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import trustme
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 from tests.stores.etcd_server import Etcd, etcd_in
 

@@ -17,7 +17,7 @@ import pytest
 import trustme
 import yaml
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 from tests.kubernetes.api_server import HOST, ApiServer, skip_without
 

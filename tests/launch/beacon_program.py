@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from jaxft._launch._beacon import Beacon, beacon_of_process
+from jaxft._supervised._beacon import Beacon, beacon_of_process
 
 
 class Engine:

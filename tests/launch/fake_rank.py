@@ -26,7 +26,7 @@ from pathlib import Path
 sys.modules["jaxft"] = type(sys)("jaxft")
 sys.modules["jaxft"].__path__ = [str(Path(__file__).parents[2] / "jaxft")]
 
-from jaxft._launch._phase_file import Word, WordFile  # noqa: E402
+from jaxft._supervised._phase_file import Word, WordFile  # noqa: E402
 
 PACE_S = 0.005
 

@@ -71,7 +71,7 @@ class Launch:
 
 def launch_command(folder: Path, *words: str, program: tuple[str, ...]) -> list[str]:
     """`jaxft launch WORDS -- PROGRAM` in a fresh interpreter."""
-    return [sys.executable, "-m", "jaxft._cli", *_words(folder, *words, program=program)]
+    return [sys.executable, "-m", "jaxft_launch", *_words(folder, *words, program=program)]
 
 
 def _words(folder: Path, *words: str, program: tuple[str, ...]) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: s
     """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends."""
     out = folder.with_name(f"{folder.name}.out")
     arguments = _words(folder, *words, program=program)
-    process = Script("jaxft._cli", arguments, out, folder=HERE.parents[1], variables=environment)
+    process = Script("jaxft_launch", arguments, out, folder=HERE.parents[1], variables=environment)
     try:
         yield Launch(process, folder, out)
     finally:

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import logging, sys
-from jaxft._launch._announcements import follow
+from jaxft._supervised._announcements import follow
 
 heard = []
 {before}

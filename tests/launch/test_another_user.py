@@ -30,10 +30,10 @@ STAYS = "echo up; exec sleep 3600"
 STORM = """
 import sys
 from pathlib import Path
-from jaxft._launch._display import PlainDisplay
-from jaxft._launch._job import Job, Program
-from jaxft._launch._processes import Processes
-from jaxft._launch._run import run_job
+from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.storm._run import run_job
 
 class Storm:
     planned_kills = 1

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._beacon import Beacon
-from jaxft._launch._phase_file import Word, read_word
+from jaxft._supervised._beacon import Beacon
+from jaxft._supervised._phase_file import Word, read_word
 from tests import patience
 
 PROGRAM = Path(__file__).with_name("beacon_program.py")

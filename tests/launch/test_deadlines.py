@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from jaxft._launch._announcements import announced
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._deadlines import DEFAULTS, Overdue, Sign, overdue, parse_deadlines
+from jaxft._supervised._announcements import announced
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.supervise._deadlines import DEFAULTS, Overdue, Sign, overdue, parse_deadlines
 
 DEADLINES = {"boot": 100.0, "compute": 10.0, "vote": math.inf, "silence": 5.0}
 

@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from jaxft._launch._fate import Fate
-from jaxft._launch._processes import Child
-from jaxft._launch._statuses import Ending
+from jaxft_launch.processes._fate import Fate
+from jaxft_launch.processes._processes import Child
+from jaxft_launch.processes._statuses import Ending
 
 
 @dataclass

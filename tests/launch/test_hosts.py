@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 from jaxft_protocol.credentials import job_key, read_secret
 
-from jaxft._launch import _hosts
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._hosts import (
+from jaxft._supervised._phase_file import DRAINED, read_word
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.processes._ranks import free_ports
+from jaxft_launch.supervise import _hosts
+from jaxft_launch.supervise._hosts import (
     Part,
     check_reachable,
     http_for,
@@ -25,11 +27,9 @@ from jaxft._launch._hosts import (
     parts_of,
     passed_on,
 )
-from jaxft._launch._options import LaunchOptions, check_options
-from jaxft._launch._phase_file import DRAINED, read_word
-from jaxft._launch._ranks import free_ports
-from jaxft._launch._remote_shell import ALL_DRAINED, tell_drained
-from jaxft._launch.launch import remote_members
+from jaxft_launch.supervise._options import LaunchOptions, check_options
+from jaxft_launch.supervise._remote_shell import ALL_DRAINED, tell_drained
+from jaxft_launch.supervise.launch import remote_members
 from tests import patience
 from tests.launch.launches import FAKE, Launch, fakes, is_alive, launch
 

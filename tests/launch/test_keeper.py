@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch import _launcher
-from jaxft._launch._coordinator import Coordinator
-from jaxft._launch._journal import CoordinatorEnded, Entry
-from jaxft._launch._launcher import CoordinatorKeeper
-from jaxft._launch._processes import Processes
-from jaxft._launch._restarts import LONGEST_WAIT_S
+from jaxft_launch.processes._coordinator import Coordinator
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.supervise import _launcher
+from jaxft_launch.supervise._journal import CoordinatorEnded, Entry
+from jaxft_launch.supervise._launcher import CoordinatorKeeper
+from jaxft_launch.supervise._restarts import LONGEST_WAIT_S
 from tests import patience
 from tests.shortages import no_descriptors
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch import _probe
-from jaxft._launch._ladder import Ladder
-from jaxft._launch._probe import Probe
-from jaxft._launch._ranks import Member
+from jaxft_launch.processes._ranks import Member
+from jaxft_launch.supervise import _probe
+from jaxft_launch.supervise._ladder import Ladder
+from jaxft_launch.supervise._probe import Probe
 from tests import patience
 from tests.launch.launches import is_alive
 

@@ -267,9 +267,9 @@ def test_no_process_outlives_a_launcher_that_is_killed(folder: Path) -> None:
 HANGS = """
 import sys
 from pathlib import Path
-from jaxft._cli import exit_with_status_of
-from jaxft._launch._options import LaunchOptions
-from jaxft._launch.launch import run_launch
+from jaxft_launch.__main__ import exit_with_status_of
+from jaxft_launch.supervise._options import LaunchOptions
+from jaxft_launch.supervise.launch import run_launch
 
 coordinator = ("sh", "-c", 'trap "" TERM; touch "$0"; exec sleep 3600', sys.argv[2])
 exit_with_status_of(

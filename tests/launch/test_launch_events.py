@@ -4,9 +4,9 @@ import typing
 from dataclasses import fields
 from pathlib import Path
 
-from jaxft._launch import _journal
-from jaxft._launch._deadlines import DEFAULTS
-from jaxft._launch._journal import Entry, GroupRestarts, Journal, name_of
+from jaxft_launch.supervise import _journal
+from jaxft_launch.supervise._deadlines import DEFAULTS
+from jaxft_launch.supervise._journal import Entry, GroupRestarts, Journal, name_of
 from tests import patience
 
 MANUAL = Path(__file__).parents[2] / "docs" / "clusters.md"
@@ -49,7 +49,7 @@ def test_an_event_that_fits_only_in_part_is_left_out(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from jaxft._launch._journal import GroupRestarts, Journal\n"
+        "from jaxft_launch.supervise._journal import GroupRestarts, Journal\n"
         "said = []\n"
         "journal = Journal(Path(sys.argv[1]), said.append)\n"
         "event = GroupRestarts(group='group-1', life=1, wait_s=0.0)\n"

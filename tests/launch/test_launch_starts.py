@@ -58,7 +58,7 @@ def test_groups_agree_on_the_order_of_a_set(given: str | None, folder: Path, tmp
     program.write_text("print('hash', hash('a'))")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     environment |= {"PYTHONPATH": ABSOLUTE} | ({} if given is None else {"PYTHONHASHSEED": given})
-    command = [sys.executable, "-m", "jaxft", "launch", "--groups", "2", "--folder", str(folder)]
+    command = [sys.executable, "-m", "jaxft_launch", "launch", "--groups", "2", "--folder", str(folder)]
     command += [*NOWHERE, "--", "python", str(program)]
     ended = patience.run(command, env=environment, capture_output=True, text=True)
     seed = {"PYTHONHASHSEED": given or "0"}
@@ -70,7 +70,7 @@ def test_groups_agree_on_the_order_of_a_set(given: str | None, folder: Path, tmp
 def test_an_empty_path_is_refused_before_anything_is_written(flag: str, tmp_path: Path) -> None:
     """As of a variable that is not set. It would be the current folder."""
     for words in ([flag, ""], [f"{flag}="]):
-        command = [sys.executable, "-m", "jaxft", "launch", *words, "--", "true"]
+        command = [sys.executable, "-m", "jaxft_launch", "launch", *words, "--", "true"]
         here = os.environ | {"PYTHONPATH": ABSOLUTE}
         ended = patience.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
         assert ended.returncode == 2
@@ -167,7 +167,7 @@ def test_a_current_folder_that_was_removed_is_said(tmp_path: Path, command: str)
         "sh",
         sys.executable,
         "-m",
-        "jaxft._cli",
+        "jaxft_launch.__main__",
         command,
         "--",
         "true",

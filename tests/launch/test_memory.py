@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._memory_kills import memory_kills, memory_text
+from jaxft_launch.supervise._memory_kills import memory_kills, memory_text
 from tests.launch.launches import NOWHERE, fakes, launch
 
 pytestmark = pytest.mark.processes

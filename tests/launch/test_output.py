@@ -7,7 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from jaxft._launch._output import (
+from jaxft_launch.processes._processes import Child
+from jaxft_launch.supervise._output import (
     DRAWN_EVERY_S,
     LAST_BYTES,
     LONGEST_LINE_BYTES,
@@ -18,7 +19,6 @@ from jaxft._launch._output import (
     make_output,
     table_of,
 )
-from jaxft._launch._processes import Child
 
 ROW = Row(group="group-1", state="runs", pids=(7, 8), starts=2, phase="compute", step=41, phase_s=3.4)
 

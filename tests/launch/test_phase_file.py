@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxft._launch._phase_file import WORD_BYTES, Word, WordFile, read_word
+from jaxft._supervised._phase_file import WORD_BYTES, Word, WordFile, read_word
 
 TIMES = st.floats(0.0, 4e9)
 WORDS = st.builds(

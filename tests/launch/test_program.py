@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._warm import PROGRAM
+from jaxft_launch.processes._warm import PROGRAM
 from tests import patience
 
 RUN = (sys.executable, str(PROGRAM))

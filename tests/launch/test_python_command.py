@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._python_command import PythonCommand, other_python, python_command, runs_python
+from jaxft_launch.processes._python_command import PythonCommand, other_python, python_command, runs_python
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch import _ranks
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._life import fill
-from jaxft._launch._options import LaunchOptions, check_options
-from jaxft._launch._ranks import Member, dealt, free_ports
-from jaxft._launch.launch import members_of
+from jaxft_launch.processes import _ranks
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.processes._ranks import Member, dealt, free_ports
+from jaxft_launch.supervise._life import fill
+from jaxft_launch.supervise._options import LaunchOptions, check_options
+from jaxft_launch.supervise.launch import members_of
 
 
 def test_one_process_needs_no_addresses() -> None:

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch._restarts import LONGEST_WAIT_S, STEADY_S, GiveUp, Past, Restart, after
-from jaxft._launch._statuses import Ending
+from jaxft_launch.processes._statuses import Ending
+from jaxft_launch.supervise._restarts import LONGEST_WAIT_S, STEADY_S, GiveUp, Past, Restart, after
 
 KILLED = {"ending": Ending.KILLED, "status": -9}
 ERROR = {"ending": Ending.ERROR, "status": 1}

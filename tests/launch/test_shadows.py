@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._coordinator import Coordinator
-from jaxft._launch._processes import Processes
-from jaxft._launch._warm import with_statuses
+from jaxft_launch.processes._coordinator import Coordinator
+from jaxft_launch.processes._processes import Processes
+from jaxft_launch.processes._warm import with_statuses
 from tests import patience
 
 pytestmark = pytest.mark.processes

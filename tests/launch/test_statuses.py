@@ -1,7 +1,7 @@
 import pytest
 
 from jaxft import _errors
-from jaxft._launch._statuses import AGAIN, DONE, REFUSED, Ending, ending_of, reason_of
+from jaxft_launch.processes._statuses import AGAIN, DONE, REFUSED, Ending, ending_of, reason_of
 
 
 @pytest.mark.parametrize(

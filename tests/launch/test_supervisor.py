@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch import _life, _restarts, _supervisor
-from jaxft._launch._fate import Fate
-from jaxft._launch._journal import Entry, GroupEnded, GroupGivenUp, GroupRestarts, RankEnded
-from jaxft._launch._processes import Child, Processes
-from jaxft._launch._ranks import Member
-from jaxft._launch._supervisor import Rules, Supervisor
+from jaxft_launch.processes._fate import Fate
+from jaxft_launch.processes._processes import Child, Processes
+from jaxft_launch.processes._ranks import Member
+from jaxft_launch.supervise import _life, _restarts, _supervisor
+from jaxft_launch.supervise._journal import Entry, GroupEnded, GroupGivenUp, GroupRestarts, RankEnded
+from jaxft_launch.supervise._supervisor import Rules, Supervisor
 from tests import patience
 from tests.launch.launches import FAKE, is_alive
 

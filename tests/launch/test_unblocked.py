@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._output import Lines, make_output
-from jaxft._launch._unblocked import Unblocked, unblocked
+from jaxft_launch.supervise._output import Lines, make_output
+from jaxft_launch.supervise._unblocked import Unblocked, unblocked
 from tests import patience
 
 MUCH = "a line of a training program\n" * 10_000
@@ -93,7 +93,16 @@ def test_a_stream_in_memory_stays_as_it_is() -> None:
 
 @pytest.mark.processes
 def test_a_launcher_whose_output_nothing_reads_obeys(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "jaxft._cli", "launch", "--coordinator", "localhost:1", "--groups", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxft_launch",
+        "launch",
+        "--coordinator",
+        "localhost:1",
+        "--groups",
+        "2",
+    ]
     command += ["--no-warm", "--folder", str(tmp_path / "run"), "--", "sh", "-c", LINES]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
         try:
@@ -111,7 +120,16 @@ def test_a_launcher_whose_output_nothing_reads_obeys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ignored", [True, False])
 def test_nohup_is_heeded(tmp_path: Path, ignored: bool) -> None:
     """With SIGHUP ignored, as `nohup` starts it, the groups go on; otherwise they are drained."""
-    command = [sys.executable, "-m", "jaxft._cli", "launch", "--coordinator", "localhost:1", "--groups", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "jaxft_launch",
+        "launch",
+        "--coordinator",
+        "localhost:1",
+        "--groups",
+        "1",
+    ]
     command += ["--no-warm", "--folder", str(tmp_path / "run"), "--", "sleep", "600"]
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from jaxft_protocol.credentials import job_key, read_secret
 
-from jaxft._launch._life import Life
-from jaxft._launch._processes import Child, Processes
-from jaxft._launch._ranks import Member
-from jaxft._launch._warm import Fork, Warm, with_statuses
+from jaxft_launch.processes._processes import Child, Processes
+from jaxft_launch.processes._ranks import Member
+from jaxft_launch.processes._warm import Fork, Warm, with_statuses
+from jaxft_launch.supervise._life import Life
 from tests import patience
 from tests.clusters import cluster
 
@@ -472,7 +472,7 @@ def exists(pid: int) -> bool:
 def test_a_warm_process_does_not_outlive_its_launcher(tmp_path: Path, program: Path) -> None:
     script = (
         "import pathlib, signal, sys\n"
-        "from jaxft._launch._processes import Processes\n"
+        "from jaxft_launch.processes._processes import Processes\n"
         "folder = pathlib.Path(sys.argv[1])\n"
         "processes = Processes(folder, cwd=folder)\n"
         "warm = processes.start_warm('warm', environment={})\n"

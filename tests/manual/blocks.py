@@ -23,13 +23,13 @@ import jaxft.data
 from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
-from jaxft._chaos.chaos import ChaosOptions
-from jaxft._health._rules import rule_of
-from jaxft._launch._checks import LaunchError
-from jaxft._launch._options import LaunchOptions
-from jaxft._operate._doctor_options import DoctorOptions
-from jaxft._operate._drain import DrainOptions
-from jaxft._operate._status import StatusOptions
+from jaxft_launch.check._doctor_options import DoctorOptions
+from jaxft_launch.check._rules import rule_of
+from jaxft_launch.client._drain import DrainOptions
+from jaxft_launch.client._status import StatusOptions
+from jaxft_launch.processes._checks import LaunchError
+from jaxft_launch.storm.chaos import ChaosOptions
+from jaxft_launch.supervise._options import LaunchOptions
 from lab.chaos import LabChaosOptions
 from lab.demo import DemoOptions
 from tests.simulation import __main__ as simulation
@@ -231,7 +231,8 @@ def _check_simulation(flags: list[str]) -> None:
 
 
 def _check_extras(requirements: list[str]) -> None:
-    folders = {"jaxft": ".", "jaxft-coordinator": "./coordinator", "jaxft-protocol": "./protocol"}
+    folders = {"jaxft": ".", **{f"jaxft-{name}": f"./{name}" for name in ("coordinator", "protocol")}}
+    folders["jaxft-launch"] = "./launcher"
     for requirement in requirements:
         match = re.fullmatch(r"([\w./-]+?)/?(?:\[([\w,-]+)\])?", requirement)
         if match is None:

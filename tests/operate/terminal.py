@@ -62,7 +62,7 @@ def terminal(*words: str, **environment: str) -> Iterator[Terminal]:
     os.set_blocking(ours, False)
     variables = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "COLUMNS": "160", "LINES": "40", **environment}
     process = subprocess.Popen(
-        [sys.executable, "-c", _OWN_TERMINAL, sys.executable, "-m", "jaxft._cli", *words],
+        [sys.executable, "-c", _OWN_TERMINAL, sys.executable, "-m", "jaxft_launch", *words],
         stdin=its,
         stdout=its,
         stderr=its,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import trustme
-from jaxft_coordinator._server import Server
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Options
-from jaxft_protocol.tls import read_pem
+from jaxft_protocol.host.tls import read_pem
 
-from jaxft._operate import _certificates, _network_checks
-from jaxft._operate._findings import Finding
+from jaxft_launch.check import _certificates, _network_checks
+from jaxft_launch.check._findings import Finding
 from tests.coordinator.test_server import NEVER_S, run
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from jaxft_coordinator.http import _views
 
-from jaxft._health._readings import Level
-from jaxft._health._rules import rule_of
-from jaxft._health._sources import Place, source_of
-from jaxft._operate import _clock
-from jaxft._operate._clock import ClockDifference, clock_difference
-from jaxft._operate._port import PortError
+from jaxft_launch.check._readings import Level
+from jaxft_launch.check._rules import rule_of
+from jaxft_launch.check._sources import Place, source_of
+from jaxft_launch.client import _clock
+from jaxft_launch.client._clock import ClockDifference, clock_difference
+from jaxft_launch.client._port import PortError
 from tests.coordinator.test_server import run
 from tests.health.test_sources import PLACE
 from tests.operate.test_http import serving

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._cli import main
 from jaxft._exchange import _compiled
 from jaxft._exchange._compiled import Library
-from jaxft._health._sources import slowness
-from jaxft._operate import _machine_checks, _network_checks
-from jaxft._operate._clock import ClockDifference
 from jaxft._transport._interfaces import Held, ip_of
 from jaxft._version import __version__
+from jaxft_launch.__main__ import main
+from jaxft_launch.check import _machine_checks, _network_checks
+from jaxft_launch.check._sources import slowness
+from jaxft_launch.client._clock import ClockDifference
 from tests import patience
 from tests.clusters import cluster
 from tests.operate import port
 
 
 def jaxft(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "jaxft", *words]
+    command = [sys.executable, "-m", "jaxft_launch", *words]
     variables = {"PATH": "/usr/bin:/bin", "JAX_PLATFORMS": "cpu", "COLUMNS": "160", **environment}
     return patience.run(command, capture_output=True, text=True, limit_s=60.0, env=variables)
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from jaxft._errors import ConfigurationError
-from jaxft._operate import _drain
-from jaxft._operate._drain import DrainOptions, run_drain
-from jaxft._operate._port import PortError
+from jaxft_launch.client import _drain
+from jaxft_launch.client._drain import DrainOptions, run_drain
+from jaxft_launch.client._port import PortError
 
 
 @pytest.fixture

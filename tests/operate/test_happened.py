@@ -9,11 +9,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.http import _views
 from jaxft_coordinator.observe._happened import Happened, happened
 from jaxft_coordinator.observe._watched import GONE
 from jaxft_coordinator.observe.observer import Observer, as_json
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Event, Job, Options, PauseAsked, SessionClosed
 from jaxft_protocol.messages import Drain, GroupName, HaltKind, Heartbeat, Step, Vote
 

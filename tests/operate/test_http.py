@@ -14,20 +14,21 @@ from pathlib import Path
 import pytest
 from jaxft_coordinator._arguments import Arguments, problem_of
 from jaxft_coordinator._serve import say_why
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.http import _guests, _stream, serve
 from jaxft_coordinator.http.serve import MAX_CONNECTIONS, HttpPort
 from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._server import Server
 from jaxft_coordinator.stores import Opened
-from jaxft_protocol import credentials, ports
+from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.host import ports
 from jaxft_protocol.messages import Drained, Evicted, NewQuorum, Step, Vote
 
-from jaxft._operate._drain import DrainOptions, run_drain
-from jaxft._operate._port import PortError
-from jaxft._operate._status import StatusOptions, run_status
+from jaxft_launch.client._drain import DrainOptions, run_drain
+from jaxft_launch.client._port import PortError
+from jaxft_launch.client._status import StatusOptions, run_status
 from tests import patience
 from tests.coordinator.test_server import NEVER_S, Client, run
 from tests.operate.port import Port

@@ -12,8 +12,8 @@ import trustme
 from jaxft_protocol import credentials
 from jaxft_protocol.messages import Drained
 
-from jaxft._operate._drain import DrainOptions, run_drain
-from jaxft._operate._port import PortError, act, ask
+from jaxft_launch.client._drain import DrainOptions, run_drain
+from jaxft_launch.client._port import PortError, act, ask
 from tests.clusters import cluster
 from tests.coordinator.test_server import Client, run
 from tests.operate import port

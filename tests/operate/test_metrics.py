@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._metrics import read
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Options, PauseAsked
 
 from tests.operate.test_happened import Watching, told_of, watching

@@ -11,8 +11,9 @@ from typing import cast
 
 import pytest
 
-from jaxft._operate import _network_checks, _port
-from jaxft._operate._port import PortError, act, ask
+from jaxft_launch.check import _network_checks
+from jaxft_launch.client import _port
+from jaxft_launch.client._port import PortError, act, ask
 
 
 class Answers(http.server.HTTPServer):

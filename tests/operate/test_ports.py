@@ -5,10 +5,10 @@ import socket
 from unittest import mock
 
 import pytest
-from jaxft_protocol.ports import host_and_port
+from jaxft_protocol.host.ports import host_and_port
 
-from jaxft._operate import _ports
-from jaxft._operate._ports import held_here, ports
+from jaxft_launch.check import _ports
+from jaxft_launch.check._ports import held_here, ports
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::]", "0.0.0.0"])

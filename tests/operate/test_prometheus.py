@@ -15,14 +15,14 @@ import pytest
 import trustme
 import yaml
 from cryptography import x509
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._metrics import MOST_GROUPS, MOST_GROUPS_IN_ALL, as_text, read
 from jaxft_coordinator.observe._watched import WatchedGroup
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import Options
+from jaxft_protocol.host.tls import Pem, read_pem
 from jaxft_protocol.messages import GroupName
-from jaxft_protocol.tls import Pem, read_pem
 
 from tests import patience
 from tests.clusters import cluster

@@ -10,8 +10,8 @@ from jaxft_protocol.messages import Sample, Step, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 import jaxft
-from jaxft._replica._samples import Samples
 from jaxft._report import HealReport, StepReport
+from jaxft._session._samples import Samples
 
 
 def test_reports_add_up_until_they_are_taken() -> None:

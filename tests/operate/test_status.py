@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from jaxft._errors import ConfigurationError
-from jaxft._operate._port import PortError
-from jaxft._operate._status import StatusOptions, run_status
-from jaxft._operate._status_view import chosen, events, rendered
+from jaxft_launch.client._port import PortError
+from jaxft_launch.client._status import StatusOptions, run_status
+from jaxft_launch.client._status_view import chosen, events, rendered
 from tests import patience
 from tests.clusters import cluster
 from tests.operate import port
@@ -53,7 +53,7 @@ def test_a_watch_in_a_pipe_tells_each_look_as_a_line_and_ends_with_its_reader() 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        command = [sys.executable, "-m", "jaxft._cli", "status", "--watch", "--json", "--interval-s", "0.1"]
+        command = [sys.executable, "-m", "jaxft_launch", "status", "--watch", "--json", "--interval-s", "0.1"]
         with subprocess.Popen(
             [*command, "--http", url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
@@ -85,7 +85,7 @@ def test_a_watch_without_a_terminal_begins_before_its_coordinator(
             raise look
         return look
 
-    monkeypatch.setattr("jaxft._operate._status.jobs", jobs)
+    monkeypatch.setattr("jaxft_launch.client._status.jobs", jobs)
     monkeypatch.setenv("COLUMNS", "160")
     assert run_status(StatusOptions(watch=True, interval_s=0.1)) == 0
     lines = capsys.readouterr().out.splitlines()

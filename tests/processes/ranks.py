@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests.clusters import WORKER, Cluster, Worker, cluster
 
 AGAIN = 75

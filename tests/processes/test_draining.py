@@ -32,7 +32,7 @@ def until_at(here: Cluster, web: port.Port, step: int, *groups: str) -> None:
 
 
 def drain_by_command(web: port.Port, token: str, group: str) -> str:
-    command = [sys.executable, "-m", "jaxft._cli", "drain", group, "--job", "toy", "--http", web.url]
+    command = [sys.executable, "-m", "jaxft_launch", "drain", group, "--job", "toy", "--http", web.url]
     environment = {**os.environ, "JAXFT_TOKEN": token, "JAX_PLATFORMS": "cpu"}
     more = ("--reason", "bad memory", "--wait-s", "0")
     done = patience.run(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests.clusters import Cluster, cluster
 from tests.processes.ranks import Group, assert_ends_with_its_group, digest_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from jaxft_protocol import credentials
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import injection
 from tests.clusters import Cluster, cluster
 from tests.operate import port

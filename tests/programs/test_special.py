@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxft
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 
 GOOD = np.array([4, 6, 8], np.float32)

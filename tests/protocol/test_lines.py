@@ -23,7 +23,7 @@ def wait_until(done):
 path = Path(sys.argv[1])
 """
 DIRECTLY = """
-from jaxft_protocol.lines import append
+from jaxft_protocol.host.lines import append
 append(path, "one\\n")
 limit(6)
 try:

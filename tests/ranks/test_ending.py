@@ -10,7 +10,7 @@ from tests import patience
 # In the place of JAX's exit handler, which waits for ranks that never come: it changes the status.
 PROGRAM = """
 import atexit, os, sys
-from jaxft._ranks import _ending
+from jaxft._base import _ending
 atexit.register(lambda: os._exit(66))
 sys.stdout.write("said")  # not flushed
 try:

@@ -39,8 +39,9 @@ from jaxft_protocol.replica.state import (
 )
 from jaxft_protocol.wire import WireError
 
+from jaxft._base import _ending
 from jaxft._errors import SessionFailed
-from jaxft._ranks import _ending, _leader, _link, _outside
+from jaxft._ranks import _leader, _link, _outside
 from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader

@@ -10,11 +10,11 @@ import pytest
 from jaxft_protocol.messages import Incarnation
 
 import jaxft
+from jaxft._base import _room
 from jaxft._errors import ConfigurationError
 from jaxft._replica import _membership
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._endpoints import MAX_THREADS, endpoint_of
-from jaxft._transport import _room
+from jaxft._transport._endpoints import MAX_THREADS, endpoint_of
 from tests import patience
 from tests.shortages import no_threads
 

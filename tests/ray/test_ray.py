@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 from tests.clusters import ROOT, digest_alone
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from jaxft._errors import CoordinatorUnreachable
-from jaxft._replica._addresses import Addresses
-from jaxft._replica._endpoints import endpoints_at
+from jaxft._transport._addresses import Addresses
+from jaxft._transport._endpoints import endpoints_at
 from jaxft._transport._interfaces import Held, ip_of
 
 

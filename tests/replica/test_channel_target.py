@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import jaxft
-from jaxft._operate._network_checks import coordinators
-from jaxft._replica._channel_target import channel_target
-from jaxft._replica._stream import Stream
+from jaxft._session._channel_target import channel_target
+from jaxft._session._stream import Stream
 from jaxft._transport import _names
+from jaxft_launch.check._network_checks import coordinators
 from tests import patience
 from tests.faults.namespaces import MISSING, available
 
@@ -138,7 +138,7 @@ WITH_A_SILENT_NAME_SERVER = """
 import socket, subprocess, sys
 from pathlib import Path
 import jaxft
-from jaxft._operate._network_checks import coordinators
+from jaxft_launch.check._network_checks import coordinators
 from tests.stores.etcd_server import etcd_in
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)

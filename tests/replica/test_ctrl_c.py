@@ -18,7 +18,7 @@ from jaxft._programs._programs import Programs
 from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._saving import Saving
-from jaxft._replica._session import Session
+from jaxft._session._session import Session
 from tests import patience
 from tests.clusters import Cluster, cluster
 from tests.interrupts import interrupted

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 import jaxft
-from jaxft._replica import _endpoints
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._endpoints import (
+from jaxft._transport import _endpoints
+from jaxft._transport._endpoints import (
     MAX_THREADS,
     Endpoint,
     agreed_threads,

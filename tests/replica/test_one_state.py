@@ -12,7 +12,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import jaxft
-from jaxft._replica._session import Session
+from jaxft._session._session import Session
 from tests.clusters import cluster
 
 Programs = tuple[Any, jaxft.Manager | None]

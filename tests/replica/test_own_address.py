@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import jaxft
-from jaxft._replica import _membership, _own_address
+from jaxft._replica import _membership
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._own_address import own_address
+from jaxft._transport import _own_address
 from jaxft._transport._listener import Listener
+from jaxft._transport._own_address import own_address
 from tests import patience
 from tests.faults.namespaces import MISSING, available, switch
 
@@ -131,7 +132,7 @@ def test_an_address_of_a_link_names_its_interface() -> None:
         pytest.skip(MISSING)
     with switch(("a", "b")) as net:
         program = (
-            "import jaxft._replica._own_address as own; print(own.own_address('[fe80::1%eth0]:29510', 9.0))"
+            "import jaxft._transport._own_address as own; print(own.own_address('[fe80::1%eth0]:29510', 9.0))"
         )
         command = [*net.within("a"), sys.executable, "-c", program]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import jaxft
-from jaxft import _pure
 from jaxft._errors import ConfigurationError
-from jaxft.data import Batches
+from jaxft.data import Batches, _pure
 
 
 def train_step(w: Any, batch: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from jaxft_coordinator import limits
+from jaxft_coordinator.shell import limits
 from jaxft_protocol.messages import (
     Commit,
     GroupName,
@@ -29,11 +29,11 @@ from jaxft_protocol.replica.state import Applied, Failure, FailureKind, Identity
 
 import jaxft
 from jaxft._errors import SessionFailed
-from jaxft._replica import _session
-from jaxft._replica._credentials import Credentials
-from jaxft._replica._failures import error_of
-from jaxft._replica._loop import LoopThread
-from jaxft._replica._session import Session
+from jaxft._session import _session
+from jaxft._session._credentials import Credentials
+from jaxft._session._failures import error_of
+from jaxft._session._loop import LoopThread
+from jaxft._session._session import Session
 from jaxft._transport._sockets import Abort
 from tests import patience
 from tests.replica.scripted import Coordinator, coordinating

@@ -5,9 +5,9 @@ import os
 
 from jaxft_protocol.messages import GroupName
 
-from jaxft._replica._credentials import Credentials
-from jaxft._replica._loop import LoopThread
-from jaxft._replica._stream import Stream
+from jaxft._session._credentials import Credentials
+from jaxft._session._loop import LoopThread
+from jaxft._session._stream import Stream
 from tests import patience
 from tests.shortages import no_descriptors
 

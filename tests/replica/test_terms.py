@@ -4,13 +4,13 @@ import asyncio
 import time
 
 import pytest
-from jaxft_coordinator._server import Server
+from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.messages import GroupName, Hello, Incarnation, Step, Stripe, Welcome
 from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
-from jaxft._replica._session import Session
+from jaxft._session._session import Session
 from tests import patience
 
 
@@ -44,7 +44,7 @@ def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.Monk
     terms: list[int] = []
 
     async def life(port: int, unix_s: float, session: Session | None) -> tuple[int, Session]:
-        monkeypatch.setattr("jaxft_coordinator._jobs.time", _Clock(unix_s))
+        monkeypatch.setattr("jaxft_coordinator.shell._jobs.time", _Clock(unix_s))
         server = Server(f"localhost:{port}", Options(join_timeout_s=60.0, founding_wait_s=0.0))
         await server.start()
         if session is None:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
-from jaxft_coordinator._server import SERVICE, Server
+from jaxft_coordinator.shell._server import SERVICE, Server
 from jaxft_protocol import credentials, wire
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.credentials import JobKey

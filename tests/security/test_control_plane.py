@@ -14,13 +14,14 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator import _admission, _connections, _server, _services, limits
-from jaxft_coordinator._connections import Connections, peer_of
-from jaxft_coordinator._server import SERVICE
-from jaxft_protocol import admission, credentials
-from jaxft_protocol.admission import RateLimitFilter, crowded_out
+from jaxft_coordinator.shell import _admission, _connections, _server, _services, limits
+from jaxft_coordinator.shell._connections import Connections, peer_of
+from jaxft_coordinator.shell._server import SERVICE
+from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.credentials import JobKey
+from jaxft_protocol.host import admission
+from jaxft_protocol.host.admission import RateLimitFilter, crowded_out
 from jaxft_protocol.messages import Evicted, Heartbeat, Join, NewQuorum, Refused, Step, Welcome
 
 from tests import patience

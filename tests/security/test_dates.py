@@ -12,11 +12,11 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from jaxft_protocol import tls
 from jaxft_protocol.credentials import CredentialsError
+from jaxft_protocol.host import tls
 
 import jaxft
-from jaxft._replica._credentials import Credentials
+from jaxft._session._credentials import Credentials
 from tests.security.groups import serving_beside
 
 DAY_S = 24 * 3600.0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from jaxft_coordinator import limits
+from jaxft_coordinator.shell import limits
 from jaxft_protocol import credentials
 from jaxft_protocol.messages import NewQuorum, Welcome
 

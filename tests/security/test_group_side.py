@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import trustme
 from jaxft_protocol import credentials, wire
+from jaxft_protocol.host.tls import Pem, read_pem
 from jaxft_protocol.messages import (
     CoordinatorMessage,
     Evicted,
@@ -20,10 +21,9 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.messages import Refused as RefusedMessage
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.seals import Said, Seal
-from jaxft_protocol.tls import Pem, read_pem
 
 import jaxft
-from jaxft._replica._credentials import TLS, Credentials, Greeting, Unproven
+from jaxft._session._credentials import TLS, Credentials, Greeting, Unproven
 from tests import patience
 from tests.security.groups import KEY, SECRET, serving_beside
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import grpc
 import grpc.aio
 import pytest
-from jaxft_coordinator._server import SERVICE, Server
+from jaxft_coordinator.shell._server import SERVICE, Server
 from jaxft_protocol import wire
 from jaxft_protocol.messages import Evicted, Heartbeat, Leave
 

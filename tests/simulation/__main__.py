@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxft._launch._die_with_parent import bind_to
+from jaxft_launch.processes._die_with_parent import bind_to
 
 from . import progress
 from .campaign import Tally, run_seeds, story, trace_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jaxft._launch._ranks import free_ports
+from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 from tests.clusters import WORKER, digest_alone
 from tests.launch.test_real import ranks_of

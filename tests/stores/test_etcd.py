@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator import _journal
+from jaxft_coordinator.shell import _journal
 from jaxft_coordinator.stores import EtcdStore, StoreDamaged, records
 from jaxft_protocol.coordinator import bounds
 from jaxft_protocol.coordinator.job import Forgotten

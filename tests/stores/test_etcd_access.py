@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from jaxft_coordinator.stores import EtcdStore, _store
-from jaxft_protocol.tls import Pem, read_pem
+from jaxft_protocol.host.tls import Pem, read_pem
 
 from tests import patience
 from tests.stores import examples

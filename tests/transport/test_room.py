@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxft._transport import _room
+from jaxft._base import _room
+from jaxft._base._room import once_there_is_room
 from jaxft._transport._handshake import ConnectionRequest, Dialling
-from jaxft._transport._room import once_there_is_room
 from jaxft._transport._sockets import Abort
 from jaxft._transport._threads import Team
 from tests import injection, patience

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxft._transport import _room
+from jaxft._base import _room
 from jaxft._transport._threads import Team
 from tests import patience
 from tests.interrupts import interrupt, interrupted

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxft_protocol import credentials
-from jaxft_protocol.admission import RateLimitFilter
+from jaxft_protocol.host.admission import RateLimitFilter
 from jaxft_protocol.messages import GroupName
 from jaxft_protocol.names import one_line
 
-from jaxft_coordinator._jobs import Jobs
 from jaxft_coordinator.http._views import who_leads
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._jobs import Jobs
 
 _log = logging.getLogger("jaxft_coordinator.audit")
 # Those without a token must not be able to fill the disk.

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.http import _metrics, _views
 from jaxft_coordinator.http._actions import Actions
 from jaxft_coordinator.http._stream import Streams, TooManyViewers
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._server import Server
 
 MAX_BODY_BYTES = 4096
 # Pages need nothing from elsewhere, and no other site may frame the page or read what it shows.

@@ -8,7 +8,7 @@ against the limit; so would one that reads nothing of its answer.
 import asyncio
 import time
 
-from jaxft_protocol.admission import crowded_out
+from jaxft_protocol.host.admission import crowded_out
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 # Connections that owe a request. Viewers and scrapes beside them stay within the limit of all connections.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from socket import socket
 
-from jaxft_protocol.admission import RateLimitFilter, crowded_out
+from jaxft_protocol.host.admission import RateLimitFilter, crowded_out
 
 from jaxft_coordinator.http._guests import MAX_SILENT, TIMEOUT_S, Guest
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from jaxft_protocol.admission import crowded_out
+from jaxft_protocol.host.admission import crowded_out
 
 from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from jaxft_protocol.messages import GroupName
 
-from jaxft_coordinator._jobs import Jobs
-from jaxft_coordinator._server import Server
 from jaxft_coordinator._version import __version__
 from jaxft_coordinator.observe._watched import GONE, WatchedGroup, WatchedJob
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._server import Server
 
 Json = dict[str, object]
 

@@ -9,10 +9,9 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import uvicorn
-from jaxft_protocol import ports
-from jaxft_protocol.admission import RateLimitFilter
+from jaxft_protocol.host import ports
+from jaxft_protocol.host.admission import RateLimitFilter
 
-from jaxft_coordinator._server import Server
 from jaxft_coordinator.http._actions import Actions
 from jaxft_coordinator.http._app import make_app
 from jaxft_coordinator.http._guests import Guest
@@ -20,6 +19,7 @@ from jaxft_coordinator.http._handshakes import Handshakes
 from jaxft_coordinator.http._stream import STATE_EVERY_S, Streams
 from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell._server import Server
 
 _log = logging.getLogger("jaxft_coordinator.http")
 # Uvicorn's lines are about requests of clients, which must not be able to fill the disk.

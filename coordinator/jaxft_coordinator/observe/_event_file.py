@@ -6,7 +6,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from jaxft_protocol.lines import append
+from jaxft_protocol.host.lines import append
 
 _log = logging.getLogger("jaxft_coordinator.observe")
 

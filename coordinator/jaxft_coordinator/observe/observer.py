@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
-from jaxft_protocol.admission import RateLimitFilter
 from jaxft_protocol.coordinator.job import Effect, Event, Job, Received, SessionId, Suspended, Tick
+from jaxft_protocol.host.admission import RateLimitFilter
 from jaxft_protocol.messages import GroupName, Heartbeat, Sample, Vote
 
 from jaxft_coordinator.observe._happened import Happened, happened

@@ -27,7 +27,7 @@ from typing import Any
 
 from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import Record, Saved
-from jaxft_protocol.tls import Pem
+from jaxft_protocol.host.tls import Pem
 
 from jaxft_coordinator.stores import records
 from jaxft_coordinator.stores._etcd_keys import jobs_in, led_in, parts, size

@@ -8,7 +8,7 @@ import errno
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from jaxft_protocol.tls import Pem
+from jaxft_protocol.host.tls import Pem
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import Any
 import aetcd
 import grpc
 from aetcd import rpc, watcher
-from jaxft_protocol.tls import Pem
+from jaxft_protocol.host.tls import Pem
 
 
 class SecureClient(aetcd.Client):

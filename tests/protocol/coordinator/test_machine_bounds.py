@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxft_coordinator import limits
+from jaxft_coordinator.shell import limits
 from jaxft_coordinator.stores import records
 from jaxft_protocol.coordinator import bounds, durable, machine
 from jaxft_protocol.coordinator.job import Group, GroupPhase, Job, Options, SessionId

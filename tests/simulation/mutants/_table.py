@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from jaxft._launch._die_with_parent import bind_to
+from jaxft_launch.processes._die_with_parent import bind_to
 
 from ..campaign import Finding, run_seeds
 from . import MUTANTS

@@ -1,0 +1,1 @@
+"""The gRPC shell around the coordinator's core."""

@@ -1,0 +1,524 @@
+"""The coordinator's shell: gRPC streams in, the pure state machine, gRPC streams out.
+
+A stream's reader passes each message to `_handle`, which steps the job (`_jobs.py`); messages from the machine come
+back through `_do`, into the outboxes of their sessions.
+"""
+
+import asyncio
+import functools
+import itertools
+import logging
+import math
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from jaxft_protocol import names, wire
+from jaxft_protocol.coordinator import machine
+from jaxft_protocol.coordinator.job import (
+    Close,
+    Effect,
+    Job,
+    Log,
+    Options,
+    Persist,
+    Received,
+    Send,
+    SessionClosed,
+    SessionId,
+)
+from jaxft_protocol.host import ports
+from jaxft_protocol.host.admission import RateLimitFilter
+from jaxft_protocol.host.tls import Pem
+from jaxft_protocol.messages import (
+    Alive,
+    CoordinatorMessage,
+    Evicted,
+    GroupMessage,
+    GroupName,
+    Heartbeat,
+    Hello,
+    NewQuorum,
+    Refused,
+    Sample,
+)
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
+from jaxft_protocol.seals import Broken, Said, Seal
+
+from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell import _services, limits
+from jaxft_coordinator.shell._admission import Admission
+from jaxft_coordinator.shell._connections import Connections, Peer, peer_of
+from jaxft_coordinator.shell._job_log import JobLog
+from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._outbox import Outbox
+from jaxft_coordinator.stores import Store
+from jaxft_coordinator.stores._timed_store import TimedStore
+
+_log = logging.getLogger("jaxft_coordinator")
+# What unauthenticated peers cause is logged at a limited rate, so that they cannot fill the disk. The second logger
+# is gRPC's, which writes a page for each call whose client disappears in the middle.
+_unauthenticated_log = logging.getLogger("jaxft_coordinator.unauthenticated")
+for _logger in (_unauthenticated_log, logging.getLogger("grpc._cython.cygrpc")):
+    _logger.addFilter(RateLimitFilter())
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
+# How much of a bad address an error quotes.
+MAX_QUOTED = 300
+# A quorum of a thousand groups is 60 KB; a group with this many unread messages has stopped reading.
+MAX_OUTBOX_MESSAGES = 1000
+FIRST_MESSAGE_TIMEOUT_S = 10.0
+# The size of a vote or heartbeat without optional fields.
+_SMALL_BYTES = 40
+# How often to look for unauthenticated connections.
+_SWEEP_S = 1.0
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
+    ("grpc.max_concurrent_streams", limits.MAX_STREAMS_PER_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_TIMEOUT_S),
+    # The protocol has its own heartbeat. These only limit how often a client's keepalive may ping.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Two coordinators on one port would each see half of a job.
+    ("grpc.so_reuseport", 0),
+]
+
+
+def _said(message: CoordinatorMessage, base: NewQuorum | None = None) -> Said:
+    return Said(wire.coordinator_to_proto(message, base))
+
+
+_ALIVE = _said(Alive())
+
+
+@dataclass(eq=False)
+class _Session:
+    id: SessionId
+    peer: Peer | None = None
+    job: str = ""
+    group: GroupName = GroupName("")
+    # For messages to the group and from it, set once it is admitted, if the job has a key.
+    seals: tuple[Seal, Seal] | None = None
+    # The last quorum on this stream: the next one is sent as the difference from it.
+    carried: NewQuorum | None = None
+    outbox: Outbox[Said | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
+    closed: bool = False
+
+    def put(self, message: Said | None) -> None:
+        """Queue `message`; None ends the stream after the messages queued so far."""
+        if self.closed:
+            return
+        if message is None:
+            self.closed = True
+        try:
+            self.outbox.put_nowait(message)
+        except asyncio.QueueFull:
+            # The group has stopped reading: drop the backlog and end the stream. It comes back as a joiner.
+            self.closed = True
+            while not self.outbox.empty():
+                self.outbox.get_nowait()
+            self.outbox.put_nowait(None)
+
+    def encoded(self, message: Said) -> bytes:
+        """The bytes to send for a message. Call it in the order of sending."""
+        return message.data if self.seals is None else self.seals[0].close(message)
+
+    def opened(self, received: bytes) -> bytes:
+        """The group's next message. Raises Broken."""
+        return received if self.seals is None else self.seals[1].open(received)
+
+
+class Server(pb_grpc.CoordinatorServicer):
+    """Serves any number of jobs, by name, on one port.
+
+    Args:
+        bind: `host:port`; port 0 takes a free one, which `port` then holds.
+        options: the options of all jobs.
+        quorum_tick_s: how often to check for silent groups. Deaths that close a stream are noticed at once.
+        secret: the secret from which the keys of jobs are derived; groups must prove that they know theirs. None: no
+            proof is needed.
+        tls: certificate and key to serve with; with a CA, clients need a certificate from it.
+        store: where to keep what must survive a restart; None keeps nothing.
+        advertise: `host:port` at which groups reach this coordinator, which standbys tell them; by default this
+            machine's name and the port.
+        forget_after_s: how long to remember a job that finished, or never committed a step.
+        observer: keeps what people see of the jobs; None: nothing is kept, and groups send no samples.
+    """
+
+    def __init__(
+        self,
+        bind: str,
+        options: Options,
+        *,
+        quorum_tick_s: float = 0.1,
+        secret: bytes | None = None,
+        tls: Pem | None = None,
+        store: Store | None = None,
+        advertise: str = "",
+        forget_after_s: float = limits.FORGET_AFTER_S,
+        observer: Observer | None = None,
+    ) -> None:
+        self.port = 0
+        self._bind = bind
+        self._advertise = advertise
+        self._observer = observer
+        if observer is not None:
+            options = replace(options, samples=True)
+            store = None if store is None else TimedStore(store, observer.appends)
+        self._jobs = Jobs(
+            options,
+            store,
+            tick_s=quorum_tick_s,
+            forget_after_s=forget_after_s,
+            do=self._do,
+            on_lead=self._leads,
+            on_stand_down=self._stands_down,
+            observer=observer,
+        )
+        self._sessions: dict[SessionId, _Session] = {}
+        self._admission = Admission(secret)
+        self._job_log = JobLog()
+        self._tls = tls
+        self._ids = itertools.count(1)
+        self._server: grpc.aio.Server | None = None
+        self.running: asyncio.Task[None] | None = None
+        self._health = _services.Health()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            OSError: the address cannot be bound.
+        """
+        connections = ("grpc.max_allowed_incoming_connections", limits.max_connections())
+        server = grpc.aio.server(options=[*_OPTIONS, connections])
+        self._serve_sessions(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        _services.add_reflection(SERVICE, server)
+        try:
+            # One after the other: of a name's addresses, gRPC is content with one.
+            with ports.held(self._bind) as addresses:
+                for address in addresses:
+                    self.port = self._add_port(server, address)
+        except (OSError, ValueError) as error:
+            raise OSError(f"cannot listen on {self._bind!r}: {ports.problem(error, '--bind')}") from error
+        except RuntimeError as error:
+            raise OSError(
+                f"cannot listen on {self._bind!r}: gRPC does not take it. For --bind, name an address and a port "
+                "that nothing else uses, such as localhost:29510, or [::]:29510 for all addresses."
+            ) from error
+        await server.start()
+        self._server = server
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        _log.info("coordinator listens on %s (port %d)", self._bind, self.port)
+        self.running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        """Run the background tasks until cancelled.
+
+        Raises:
+            Exception: a task ended.
+        """
+        parts = [
+            asyncio.create_task(self._jobs.run(self._address()), name="the task that runs all jobs"),
+            asyncio.create_task(self._sweep_forever(), name="the task that checks connections"),
+        ]
+        try:
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+            for part in done:
+                raise part.exception() or RuntimeError(f"{part.get_name()} ended unexpectedly")
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    def _serve_sessions(self, server: grpc.aio.Server) -> None:
+        """Like the generated code, but with bytes in and out: a message for many groups is encoded once."""
+        handler = grpc.stream_stream_rpc_method_handler(self.Session)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
+        )
+
+    def _address(self) -> str:
+        host = self._bind.rpartition(":")[0]
+        anywhere = host in ("", "0.0.0.0", "[::]")
+        return self._advertise or f"{socket.gethostname() if anywhere else host}:{self.port}"
+
+    @property
+    def certificate_until_s(self) -> float:
+        """When the certificate that it serves with expires, in Unix time; infinite without one, or if not known."""
+        return math.inf if self._tls is None else self._tls.until_s
+
+    def _leads(self) -> None:
+        self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    def _stands_down(self, reason: str) -> None:
+        if self._observer is not None:
+            self._observer.stands_down(reason)
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        for session in self._sessions.values():
+            session.put(None)
+
+    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        """Set the health of the service, which only the leader offers. The process (the empty name) stays healthy."""
+        task = asyncio.get_running_loop().create_task(self._health.set(SERVICE, status))
+        self._tasks.add(task)
+        task.add_done_callback(self._health_was_set)
+
+    def _health_was_set(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the coordinator could not update its health status", exc_info=error)
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self._tls is None:
+            return server.add_insecure_port(address)
+        assert self._tls.key is not None
+        assert self._tls.cert is not None
+        pair = (self._tls.key, self._tls.cert)
+        ca = self._tls.ca
+        proven = grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+        return server.add_secure_port(address, proven)
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Refuse new calls, end the streams, and return. Groups then wait for a coordinator to come back."""
+        assert self._server is not None
+        assert self.running is not None
+        await self._health.enter_graceful_shutdown()
+        self._jobs.stand_down()
+        await self._jobs.flush(grace_s)
+        self.running.cancel()
+        await asyncio.wait([self.running])
+        await self._jobs.close()
+        for session in self._sessions.values():
+            session.put(None)
+        await self._server.stop(grace_s)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        if not self._jobs.leading:
+            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "it knows of none that leads"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"this coordinator stands by; {leader}")
+        session = _Session(SessionId(next(self._ids)), peer_of(context.peer()))
+        self._sessions[session.id] = session
+        challenge, evicted = self._admission.challenge(session.id, context.peer())
+        session.put(challenge)
+        if evicted is not None:
+            self._sessions[evicted].put(None)
+        reader = asyncio.create_task(self._read(session, request_iterator))
+        reader.add_done_callback(functools.partial(_reader_ended, session))
+        try:
+            while (message := await session.outbox.get()) is not None:
+                await context.write(session.encoded(message))
+        except Exception as error:
+            # The group disconnected in the middle of a message. gRPC would log any other error at length and try to
+            # send a status.
+            raise asyncio.CancelledError(f"session {session.id} was disconnected") from error
+        finally:
+            reader.cancel()
+            self._closed(session, "its connection closed")
+
+    async def _sweep_forever(self) -> None:
+        connections = Connections(self.port)
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            known = (
+                session.peer for session in self._sessions.values() if session.job and not session.closed
+            )
+            groups = {peer for peer in known if peer is not None}
+            try:
+                ended = await asyncio.to_thread(connections.sweep, groups, time.monotonic())
+            except OSError as error:  # such as out of descriptors
+                _unauthenticated_log.warning("the coordinator cannot check its connections now: %s", error)
+                continue
+            except Exception:  # the peers that it checks must not be able to end this task
+                _log.exception("the coordinator failed to check its connections")
+                continue
+            if ended:
+                _log.info("ended %d unauthenticated connections", ended)
+            if not connections.accepts:
+                raise OSError(
+                    f"gRPC accepts no connections any more on port {self.port}, and some wait; its line in this log "
+                    "that has 'Failed accept' may say why. The coordinator ends, since only another process can "
+                    "accept them: have a supervisor start it again"
+                )
+
+    async def _read(self, session: _Session, requests: AsyncIterator[bytes]) -> None:
+        reason = "its connection closed"
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
+                first = await anext(aiter(requests), None)
+            if first is not None:
+                self._greet(session, wire.group_message(first))
+                async for request in requests:
+                    said = session.opened(request)
+                    small = len(said) <= _SMALL_BYTES
+                    self._handle(session, _decoded_small(said) if small else _decoded(said))
+        except TimeoutError:
+            reason = f"it sent nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
+        except Broken as error:
+            # Not the group's fault: treat it as a broken connection, and the group dials again.
+            reason = f"its stream cannot be trusted: {error}"
+            _unauthenticated_log.warning("session %d of job %r: %s", session.id, session.job, reason)
+        except (wire.WireError, machine.IllegalEvent) as error:
+            reason = f"it broke the protocol: {error}"
+            _unauthenticated_log.warning("session %d: %s", session.id, error)
+            session.put(_said(Evicted(reason, may_return=False)))
+        except Exception:
+            reason = "the coordinator failed to handle its message"
+            (_log if session.job else _unauthenticated_log).exception("session %d: %s", session.id, reason)
+        self._closed(session, reason)
+
+    def _greet(self, session: _Session, first: pb.GroupMessage) -> None:
+        hello = wire.group_from_proto(first)
+        if session.closed:
+            return
+        if not isinstance(hello, Hello):
+            raise machine.IllegalEvent("the first message of a session must be Hello")
+        refusal = (
+            _names_problem(hello)
+            or self._admission.refusal(session.id, hello, first.hello)
+            or self._no_room(hello)
+        )
+        if refusal:
+            _unauthenticated_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
+            session.put(_said(Refused(refusal)))
+            session.put(None)
+            return
+        session.job, session.group = hello.job, hello.group
+        session.seals = self._admission.seals(session.id, hello, first.hello)
+        self._admission.leave(session.id)
+        self._jobs.step(session.job, Received(session.id, hello))
+
+    def _no_room(self, hello: Hello) -> str:
+        """Why this coordinator cannot serve one more group, or this job; "" if it can."""
+        if self._is_full_for(hello.job):
+            return f"this coordinator serves {limits.MAX_SESSIONS} groups, its limit: start another one for this job"
+        job = self._jobs.get(hello.job)
+        if why := self._jobs.refusal(hello.job):
+            return why
+        if job is not None and hello.group not in job.groups and len(job.groups) >= limits.MAX_GROUPS_PER_JOB:
+            return (
+                f"job {hello.job!r} already has {limits.MAX_GROUPS_PER_JOB} groups, its limit: stop a group that it "
+                "does not need"
+            )
+        return "" if job is None else _too_long_addresses(hello, job)
+
+    def _is_full_for(self, job: str) -> bool:
+        """Whether there are too many groups. Then a job still gets its share, so that no other can keep it out."""
+        if len(self._sessions) - len(self._admission) < limits.MAX_SESSIONS:
+            return False
+        counts = Counter(session.job for session in self._sessions.values() if session.job)
+        return counts[job] >= limits.MAX_SESSIONS // len({*counts, job})
+
+    @property
+    def jobs(self) -> Jobs:
+        """All jobs, while this coordinator leads."""
+        return self._jobs
+
+    @property
+    def streams(self) -> tuple[int, int]:
+        """How many streams belong to groups, and how many have not been admitted yet."""
+        unauthenticated = len(self._admission)
+        return len(self._sessions) - unauthenticated, unauthenticated
+
+    def _handle(self, session: _Session, message: GroupMessage | Sample) -> None:
+        if session.closed:
+            return
+        if isinstance(message, Sample):
+            if self._observer is not None:
+                self._observer.sampled(session.job, session.group, message)
+            return
+        self._jobs.step(session.job, Received(session.id, message))
+        if isinstance(message, Heartbeat):
+            session.put(_ALIVE)
+
+    def _closed(self, session: _Session, reason: str) -> None:
+        self._admission.leave(session.id)
+        if self._sessions.pop(session.id, None) is None or not session.job:
+            return
+        self._jobs.step(session.job, SessionClosed(session.id, reason))
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        # A message to a thousand groups is encoded once: a thousand copies of a quorum would take seconds.
+        made: dict[tuple[int, int], Said] = {}
+        for effect in effects:
+            match effect:
+                case Send(session_id, message):
+                    if session := self._sessions.get(session_id):
+                        quorum = wire.quorum_of(message)
+                        base = None if quorum is None else session.carried
+                        key = (id(message), id(base))
+                        if key not in made:
+                            made[key] = _said(message, base)
+                        session.put(made[key])
+                        session.carried = quorum or session.carried
+                case Close(session_id):
+                    if session := self._sessions.get(session_id):
+                        session.put(None)
+                case Log(text):
+                    self._job_log.say(text)
+                case Persist():
+                    pass  # the journal has done it
+
+
+def _reader_ended(session: _Session, reader: asyncio.Task[None]) -> None:
+    """End the stream when its reader has ended."""
+    session.put(None)
+    if not reader.cancelled() and (error := reader.exception()) is not None:
+        logger = _log if session.job else _unauthenticated_log
+        logger.error("session %d: the coordinator failed to close it", session.id, exc_info=error)
+
+
+def _decoded(data: bytes) -> GroupMessage | Sample:
+    return wire.group_from_proto(wire.group_message(data))
+
+
+# Cached because all groups of a job send the same vote in a step, and the same heartbeat.
+_decoded_small = functools.lru_cache(maxsize=256)(_decoded)
+
+
+def _names_problem(hello: Hello) -> str:
+    """Why a name or address cannot be logged, or sent to all members of a quorum; "" if all can."""
+    for what, name in (("job", hello.job), ("group", hello.group)):
+        if not 0 < len(name) <= limits.MAX_NAME_LENGTH:
+            return f"the name of a {what} must have 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
+        if not name.isprintable():
+            return f"the name of a {what} must have only printable characters, unlike {name!r}"
+        if problem := names.unclear(name):
+            return f"the name of a {what} {problem}"
+    if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
+        address = hello.address[:MAX_QUOTED]
+        return (
+            f"the address {address!r} of group {hello.group!r} must be at most {limits.MAX_ADDRESS_LENGTH} printable "
+            "characters"
+        )
+    return ""
+
+
+def _too_long_addresses(hello: Hello, job: Job) -> str:
+    """Why the addresses of a job would be too long with those of one more group; "" if they are not."""
+    others = [group.address for name, group in job.groups.items() if name != hello.group]
+    sent_bytes = (len(others) + 1) * sum(map(_most_bytes, (*others, hello.address)))
+    if sent_bytes <= limits.MAX_ADDRESSES_BYTES:
+        return ""
+    return (
+        f"each of {len(others) + 1} groups of job {job.name!r} receives the addresses of all: with group "
+        f"{hello.group!r} that is {sent_bytes >> 20} MB, and the limit is {limits.MAX_ADDRESSES_BYTES >> 20}. Have "
+        "groups announce fewer or shorter addresses (`Manager(host=...)`), or use fewer groups"
+    )
+
+
+def _most_bytes(text: str) -> int:
+    """How many bytes a text takes at most in UTF-8."""
+    return len(text) if text.isascii() else 4 * len(text)

@@ -1,0 +1,1 @@
+"""The ground floor: numbers, threads, signals, progress."""

@@ -1,1 +1,0 @@
-"""Commands for those who operate jobs: `jaxft status` and `jaxft doctor`."""

@@ -1,0 +1,1 @@
+"""The control stream to the coordinator."""

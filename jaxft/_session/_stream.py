@@ -1,0 +1,195 @@
+"""The stream to the coordinator: one call at a time, its greeting, and the messages in both directions.
+
+Everything here runs in the session's loop.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from jaxft_protocol import wire
+from jaxft_protocol.messages import CoordinatorMessage, GroupMessage, GroupName, Sample
+from jaxft_protocol.proto import coordinator_pb2 as pb
+from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
+from jaxft_protocol.replica.legal import IllegalEvent
+
+from jaxft._base._room import MORE_DESCRIPTORS
+from jaxft._session._channel_target import channel_target
+from jaxft._session._credentials import Credentials, Greeting, Unproven
+from jaxft._session._loop import LoopThread
+from jaxft._transport._names import in_digits
+
+_log = logging.getLogger("jaxft")
+
+_SESSION = f"/{pb.DESCRIPTOR.services_by_name['Coordinator'].full_name}/Session"
+_OPTIONS = [
+    # Detects a coordinator whose machine is gone without a FIN. The server allows one ping per second.
+    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Each dial opens a new channel, so gRPC's backoff never applies; ours is in the core.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # A quorum has 8 MB of addresses at most, by the coordinator's limits, and shards; gRPC's default is 4 MB.
+    ("grpc.max_receive_message_length", 64 << 20),
+]
+
+# For gRPC's poller and the sockets of a channel; gRPC needs about half of them.
+_DESCRIPTORS = 16
+
+
+class Stream:
+    """Calls a coordinator, and sends and receives until the call ends.
+
+    Args:
+        loop: runs the writer.
+        credentials: what this group and the coordinator prove to each other.
+        group: this group's name, for the log.
+        silence_s: how long a coordinator may take until its first message.
+        on_open: called when messages can be sent.
+        on_message: called for each message. May raise IllegalEvent, which ends the call.
+    """
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        credentials: Credentials,
+        *,
+        group: GroupName,
+        silence_s: float,
+        on_open: Callable[[], None],
+        on_message: Callable[[CoordinatorMessage], None],
+    ) -> None:
+        self._loop = loop
+        self._credentials = credentials
+        self._group = group
+        self._silence_s = silence_s
+        self._on_open = on_open
+        self._on_message = on_message
+        self._proved = False  # a coordinator has proved that it knows the job's key
+        self._outbox: asyncio.Queue[GroupMessage | Sample] | None = None
+        self._task: asyncio.Task[Any] | None = None  # of the current call
+        self._hung_up = ""  # why this side ended the call
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        return self._outbox is not None
+
+    def send(self, message: GroupMessage | Sample) -> None:
+        """Send a message; without an open call it is dropped, since the next greeting says all that counts."""
+        if self._outbox is not None:
+            self._outbox.put_nowait(message)
+
+    def hang_up(self, reason: str) -> None:
+        """End the current call, if there is one."""
+        if self._task is not None:
+            self._hung_up = reason
+            self._task.cancel()  # not only the call: gRPC might never report its end
+
+    async def run(self, address: str) -> str:
+        """Call the coordinator at `address`; return why the call has ended.
+
+        An exception other than those of a call passes through: it ends the session.
+        """
+        greeting = Greeting(self._credentials.key, known=self._proved)
+        self._hung_up, self._task = "", asyncio.current_task()
+        reason = "the coordinator ended the session"
+        writer: asyncio.Task[None] | None = None
+        channel: grpc.aio.Channel | None = None
+        try:
+            target, options = await self._resolved(address)
+            _check_room()
+            channel = self._credentials.channel(target, [*_OPTIONS, *options])
+            call = channel.stream_stream(_SESSION)()  # bytes in both directions: `greeting` decodes them
+            messages = aiter(call)
+            await self._challenged(greeting, messages)
+            self._outbox = asyncio.Queue()
+            writer = self._loop.keep(self._write(call, self._outbox, greeting), "writer")
+            self._on_open()
+            async for received in messages:
+                message = greeting.decode(received)
+                self._proved |= greeting.proved
+                self._on_message(message)
+        except grpc.aio.AioRpcError as error:
+            reason = error.details() or error.code().name
+            if not greeting.begun:
+                reason = self._credentials.explained(reason)
+        except asyncio.CancelledError:
+            assert self._task is not None
+            if self._hung_up:
+                self._task.uncancel()
+            elif self._task.cancelling():
+                raise
+            reason = self._hung_up or "the call was cancelled"
+        except (ConnectionError, TimeoutError) as error:
+            reason = str(error)
+        except Unproven as error:
+            reason = str(error)
+            _log.warning("[jaxft %s] does not follow the coordinator %s: %s", self._group, address, reason)
+        except wire.WireError as error:
+            reason = f"the coordinator sent a message that this version of jaxft cannot read: {error}"
+        except IllegalEvent as error:
+            reason = f"the coordinator sent a message that is not allowed now: {error}"
+            _log.warning("[jaxft %s] ends the stream to the coordinator %s: %s", self._group, address, reason)
+        finally:
+            self._outbox = self._task = None
+            if writer is not None:
+                writer.cancel()
+            if channel is not None:
+                async with asyncio.timeout(GREETING_TIMEOUT_S):
+                    await channel.close()
+        return reason
+
+    async def _resolved(self, address: str) -> tuple[str, list[tuple[str, Any]]]:
+        """Where to connect to, and with which options. Only a name needs another thread."""
+        if in_digits(address):
+            return channel_target(address, self._silence_s)
+        try:
+            return await asyncio.to_thread(channel_target, address, self._silence_s)
+        except RuntimeError as error:
+            raise ConnectionError(f"no thread could resolve the name in {address!r}: {error}") from error
+
+    async def _challenged(self, greeting: Greeting, messages: AsyncIterator[bytes]) -> None:
+        """Wait for the call's first message. A frozen coordinator sends none; then the next one is tried."""
+        try:
+            async with asyncio.timeout(self._silence_s):
+                first = await anext(messages, None)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the coordinator has sent nothing for {self._silence_s:g} s: it hangs, or the network drops all"
+            ) from error
+        if first is None:
+            raise ConnectionError("the coordinator ended the session")
+        greeting.challenged(first)
+
+    async def _write(
+        self,
+        call: "grpc.aio.StreamStreamCall[bytes, bytes]",
+        outbox: "asyncio.Queue[GroupMessage | Sample]",
+        greeting: Greeting,
+    ) -> None:
+        # The reader gets the reason why the call ended, or cancels this task.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            try:
+                while True:
+                    await call.write(greeting.encode(await outbox.get()))
+            finally:
+                call.cancel()  # a stream that can only receive would look alive
+
+
+def _check_room() -> None:
+    """Raise ConnectionError if there are no descriptors for a channel: gRPC would abort the process."""
+    try:
+        with contextlib.ExitStack() as opened:
+            for _ in range(_DESCRIPTORS):
+                opened.enter_context(socket.socket())
+    except OSError as error:
+        raise ConnectionError(
+            f"this process has no descriptors for a connection: {error.strerror}. {MORE_DESCRIPTORS}"
+        ) from error

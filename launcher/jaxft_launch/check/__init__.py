@@ -1,0 +1,1 @@
+"""Checks machines: `jaxft doctor` and `jaxft check`."""

@@ -1,0 +1,1 @@
+"""Asks a coordinator: `jaxft status` and `jaxft drain`."""

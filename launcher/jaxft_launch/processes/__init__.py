@@ -1,0 +1,1 @@
+"""Starts processes, and ends them."""

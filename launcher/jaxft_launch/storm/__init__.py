@@ -1,0 +1,1 @@
+"""Makes faults, and compares the bits: `jaxft chaos`."""

@@ -1,0 +1,1 @@
+"""Keeps the groups of a job alive: `jaxft launch`."""
