@@ -2,6 +2,9 @@
 
 The list is `words.toml`. It applies to docs, comments, docstrings and messages, so whole files are searched. A word
 within an identifier (`test_strangers_are_refused`) does not count.
+
+Pronouns without nouns are counted instead of forbidden: `python -m tests.words --pronouns [PATH...]` lists them, and
+the tests limit how many there may be in 1,000 words.
 """
 
 import re
@@ -21,6 +24,7 @@ SEARCHED = (
     "protocol",
     "coordinator",
     "jaxft",
+    "launcher",
     "lab",
     "examples",
     "benchmarks",
@@ -28,6 +32,13 @@ SEARCHED = (
 )
 SUFFIXES = {".md", ".py", ".proto", ".txt", ".sh", ""}
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$|(^|/)(_build|__pycache__|[\w.-]+\.egg-info)/|(^|/)LICENSE$")
+
+# "A member that lags" is clear at the first reading, and "one that is behind" is not.
+PRONOUNS = re.compile(
+    r"\b(?:(?:one|those) (?:that|whose|of|in|which)|that of|what (?:is|it|has|the|a|an|was|they|this)"
+    r"|told|tells|said|says|so many|so long|beside|goes on)\b",
+    re.IGNORECASE,
+)
 
 # Between two words of a phrase: a space, or a line's end with a comment sign or quotes.
 _GAP = r"[\s#\"']+"
@@ -80,11 +91,32 @@ def checked() -> list[Path]:
     return [path for where in SEARCHED for path in files(where)]
 
 
+def pronouns(paths: Sequence[Path]) -> list[str]:
+    """Return one line of text for each pronoun without a noun in `paths`."""
+    return [
+        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}"
+        for path in paths
+        for text in [path.read_text(encoding="utf-8")]
+        for match in PRONOUNS.finditer(text)
+    ]
+
+
+def pronouns_per_1000_words(paths: Sequence[Path]) -> float:
+    words_in_all = sum(len(path.read_text(encoding="utf-8").split()) for path in paths)
+    return len(pronouns(paths)) / words_in_all * 1000
+
+
 def _is_generated(path: Path) -> bool:
     return GENERATED.search(path.relative_to(ROOT).as_posix()) is not None
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["--pronouns"]:
+        paths = [path for where in sys.argv[2:] or SEARCHED for path in files(where)]
+        found = pronouns(paths)
+        sys.stdout.write("".join(f"{each}\n" for each in found))
+        sys.stdout.write(f"{len(found)}, {pronouns_per_1000_words(paths):.2f} in 1,000 words\n")
+        return 0
     problems = search(checked())
     sys.stdout.write("".join(f"{problem}\n" for problem in problems))
     return 1 if problems else 0
