@@ -107,8 +107,7 @@ class Manager:
             in its name is replaced by the group's. By default that of the environment variable JAXFT_EVENTS. In a
             group of several processes, rank 0 writes it.
         tracer: a tracer of OpenTelemetry, `opentelemetry.trace.get_tracer(...)`: each call of the step becomes a span
-            (docs/operate.md). By default they go to the collector that the environment variable JAXFT_OTLP names, if
-            any. In a group of several processes, rank 0 makes them.
+            (docs/operate.md). In a group of several processes, rank 0 makes them.
 
     Raises:
         ConfigurationError: for an argument that cannot be right; on entering, if `token`, `tls` or `events` cannot

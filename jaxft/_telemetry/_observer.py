@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jaxft._replica._config import GroupConfig
 
 VARIABLE = "JAXFT_EVENTS"
-COLLECTOR_VARIABLE = "JAXFT_OTLP"
 
 
 class Observers:
@@ -51,7 +50,7 @@ def observers_of(config: "GroupConfig", identity: Identity, rank: int) -> Observ
     """Return the observers that a group's settings ask for; none in any other rank than 0.
 
     Raises:
-        ConfigurationError: the file of events cannot be written, or spans cannot be sent to the named collector.
+        ConfigurationError: the file of events cannot be written.
     """
     found: list[Observer] = []
     if rank:
@@ -70,20 +69,7 @@ def observers_of(config: "GroupConfig", identity: Identity, rank: int) -> Observ
         from jaxft._telemetry._traces import Traces
 
         found.append(Traces(config.tracer, job=config.job, group=config.group))
-    elif url := os.environ.get(COLLECTOR_VARIABLE, ""):
-        found.append(_exported(url, config))
     return Observers(found)
-
-
-def _exported(url: str, config: "GroupConfig") -> Observer:
-    try:
-        from jaxft._telemetry._otlp import ExportedTraces
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{COLLECTOR_VARIABLE} names the collector {url!r}, but what sends spans is not installed ({error}). Run "
-            'pip install "jaxft[otlp]", or unset the variable.'
-        ) from error
-    return ExportedTraces(url, job=config.job, group=config.group)
 
 
 def event_path(given: Any, group: str) -> Path | None:
