@@ -29,6 +29,7 @@ from jaxft._session._credentials import TLS
 from jaxft._session._samples import check_shown
 from jaxft._session._session import Session
 from jaxft._supervised._beacon import Beacon, beacon_of_process
+from jaxft._telemetry._call import Observer
 from jaxft._telemetry._observer import Observers, observers_of
 
 if TYPE_CHECKING:
@@ -306,15 +307,14 @@ class Manager:
 
                 self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)
-            self._observers = observers_of(config, member.identity, member.ranks.rank)
+            self._observers = Observers(self._of_settings(member))
             member.start()
             # Before any collective, and before any rank waits for the others in a save or a restore.
             self._compare_ranks({"checkpoints": "none" if config.checkpoints is None else "some"})
         except BaseException as error:
             self._close(error)
             raise
-        self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
-        self._runner.observers = self._observers
+        self._runner = Runner(config, member, store, self._observers)
         if self._beacon is not None:
             session = member.session if config.checkpoints is None else None
             self._beacon.stranded_while(lambda: isinstance(session, Session) and session.stranded)
@@ -393,6 +393,19 @@ class Manager:
             if self._config.checkpoints is not None and not (failed and self._member.ranks.size > 1):
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close(ends_with)
+
+    def _of_settings(self, member: Membership) -> list[Observer]:
+        """The observers that the settings ask for: rank 0 tells of its group."""
+        config = self._config
+        if member.ranks.rank:
+            return []
+        return observers_of(
+            member.identity,
+            events=config.events,
+            tracer=config.tracer,
+            step=config.step,
+            spare=config.spare,
+        )
 
     def _compare_ranks(self, settings: Mapping[str, str]) -> None:
         """Refuse this rank if it differs from rank 0 in what decides which collectives it takes part in.

@@ -38,9 +38,11 @@ from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call, OwnBatch, StateBatches
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._membership import Membership
 from jaxft._report import Record
+from jaxft._telemetry._observer import Observers
 from jaxft._transport._endpoints import Endpoint, agreed_threads, endpoints_at
-from jaxft._transport._listener import Abort, Listener
+from jaxft._transport._listener import Abort
 
 _log = logging.getLogger("jaxft")
 
@@ -99,17 +101,17 @@ class Attempts:
     def __init__(
         self,
         config: GroupConfig,
-        session: Directing,
-        ranks: Ranks,
-        listener: Listener,
+        member: Membership,
+        observers: Observers,
         held: HeldState,
         finite: FiniteCheck,
     ) -> None:
         self._config = config
         self._me = GroupName(config.group)
-        self._session = session
-        self._ranks = ranks
-        self._listener = listener
+        self._session: Directing = member.session
+        self._ranks: Ranks = member.ranks
+        self._listener = member.listener
+        self._observers = observers
         self._held = held
         self._finite = finite
         self._work = _Work(held.step)
@@ -152,7 +154,7 @@ class Attempts:
 
     def apply(self, call: Call, step: int, record: Record) -> None:
         """Apply the means of the last attempt, which the job has committed."""
-        _log.debug("apply step %d", step)
+        self._observers.enters("apply", step)
         record.vote_s = time.perf_counter() - self._voted_s
         work = self._work
         assert work.step == step == self._held.step
@@ -218,7 +220,7 @@ class Attempts:
             key = self._key(call, shard)
             if key not in self._work.stages[run.stop - 1].locals:
                 self._shard = shard
-                _log.debug("compute step %d shard %d%s", self._work.step, shard, _stage_text(run.start))
+                self._observers.enters("compute", self._work.step, f" shard {shard}{_stage_text(run.start)}")
                 self._run(call, run, key, shard)
                 if run.start == 0:
                     record.shards.append(shard)
@@ -358,7 +360,7 @@ class Attempts:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
         self._more_s = more_s
         self._waits.begin(step)
-        _log.debug("exchange step %d%s", step, _stage_text(number))
+        self._observers.enters("exchange", step, _stage_text(number))
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._links = self._span_links(call, number, quorum, abort)
         partials = self._work.stages[number].partials
@@ -418,7 +420,7 @@ class Attempts:
 
     def _vote(self, call: Call, quorum: NewQuorum, record: Record) -> None:
         step, work = self._held.step, self._work
-        _log.debug("vote step %d", step)
+        self._observers.enters("vote", step)
         self._voted_s = time.perf_counter()
         digest = self._held.started_digest()
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"

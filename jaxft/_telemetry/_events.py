@@ -8,7 +8,6 @@ from typing import Any
 
 from jaxft_protocol.replica.state import Identity
 
-from jaxft._replica._config import GroupConfig
 from jaxft._report import StepReport
 from jaxft._telemetry._call import Call
 from jaxft._telemetry._line_file import LineFile
@@ -24,19 +23,20 @@ class GroupEvents:
 
     Args:
         path: the file; new lines go to its end.
-        config: the settings of the group.
         identity: of this life.
+        step: the committed steps of the state that it begins with.
+        spare: whether it is a spare.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, config: GroupConfig, identity: Identity) -> None:
-        self._own = {"job": config.job, "group": config.group}
-        self._step = config.step
+    def __init__(self, path: Path, identity: Identity, *, step: int, spare: bool) -> None:
+        self._own = {"job": identity.job, "group": identity.group}
+        self._step = step
         self._file = LineFile(path)
         incarnation = f"{identity.incarnation:016x}"
-        began = {"incarnation": incarnation, "address": identity.address, "spare": config.spare}
+        began = {"incarnation": incarnation, "address": identity.address, "spare": spare}
         self._put("life_began", began)
 
     def called(self, call: Call) -> None:

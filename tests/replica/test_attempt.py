@@ -33,8 +33,10 @@ from jaxft._replica._engine import BatchFor, Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
+from jaxft._replica._membership import Membership
 from jaxft._replica._saving import Saving
 from jaxft._report import Record, StepReport
+from jaxft._telemetry._observer import Observers
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 from tests.accelerators import pretended
@@ -117,8 +119,9 @@ class Group:
         self.heard, self.record, state = Received(), Record(), {"w": jnp.zeros(3)}
         config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
         session = cast(Any, self.heard)
+        member = Membership(cast(Any, None), listener, session, OneRank())
         self.held = HeldState(session, StateStore(), OneRank(), STEP, digest_every=digest_every)
-        self.attempts = Attempts(config, session, OneRank(), listener, self.held, FiniteCheck(ME))
+        self.attempts = Attempts(config, member, Observers(), self.held, FiniteCheck(ME))
         self.joining = Joining(
             config, session, OneRank(), self.held, Saving(config, session, OneRank(), self.held)
         )
