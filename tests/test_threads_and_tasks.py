@@ -49,7 +49,6 @@ KNOWN = {
     ("jaxft/_ranks/_leader.py", "Leader._hear"): "tests/ranks/test_link.py",
     ("launcher/jaxft_launch/check/_check.py", "Check._begin"): "tests/health/test_check.py",
     ("jaxft/_supervised/_beacon.py", "Beacon.__init__"): "tests/launch/test_beacon.py",
-    ("launcher/jaxft_launch/supervise/_attached.py", "attach"): "tests/launch/test_hosts.py",
     ("jaxft/_supervised/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_supervised/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",
     ("launcher/jaxft_launch/storm/_network.py", "Network.__init__"): "tests/chaos/test_chaos_network.py",

@@ -114,7 +114,6 @@ class Launcher:
             if self._coordinator is not None:
                 self._coordinator.poll()
             self._end_together()
-            self._give_up_together()
             self._give_up_stranded()
             if self._kill_at_s is None:  # otherwise all groups end anyway
                 for watch in self._watches:
@@ -174,20 +173,10 @@ class Launcher:
                 one.kill()
             self._kill_at_s = math.inf
 
-    def _give_up_together(self) -> None:
-        """End the other parts of a group of which one part was given up: they would wait for it."""
-        lost = {one.member.group for one in self.supervisors if one.state is State.GIVEN_UP} - {""}
-        for one in self.supervisors:
-            if one.member.group in lost and one.restarts:
-                self._output.say(
-                    f"{one.member.name} ends, since {one.member.group} cannot go on without its other hosts"
-                )
-                one.kill()
-
     def _give_up_stranded(self) -> None:
         """Give up a job whose state nothing holds: each of its groups has found that several times in a row.
 
-        Only a launch that has started the coordinator knows all groups. Those on other hosts do not tell it.
+        Only a launch that has started the coordinator knows all groups.
         """
         left = [one for one in self.supervisors if not one.over]
         if self._coordinator is None or self._drains or not all(one.stranded for one in left):

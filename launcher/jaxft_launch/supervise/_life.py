@@ -96,10 +96,7 @@ class Life:
         self.memory_kills = memory_kills()  # of this machine, before it started
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
-        commands = [
-            list(member.command) or fill(command, member, rank=rank, folder=processes.folder)
-            for rank in member.ranks_here
-        ]
+        commands = [fill(command, member, rank=rank, folder=processes.folder) for rank in member.ranks_here]
         if warm is None:
             commands = [with_statuses(one) for one in commands]
         # What clears temporary folders may have removed it.

@@ -445,14 +445,16 @@ class Supervisor:
         if not self._restarts or ending is Ending.DRAINED:
             self.state = State.LEFT
             self.drained = ending is Ending.DRAINED and not self._drains
-            step = "" if life.member.command else f", at step {life.step}"  # the launcher there has said it
-            self._say(f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}{step}")
+            self._say(
+                f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}, at step {life.step}"
+            )
             return
-        step = None if life.member.command else life.committed
-        self._go_on_after(ending, status, step=step, lived_s=lived_s, log=lambda: self._last_log(life))
+        self._go_on_after(
+            ending, status, step=life.committed, lived_s=lived_s, log=lambda: self._last_log(life)
+        )
 
     def _go_on_after(
-        self, ending: Ending, status: int, *, step: int | None, lived_s: float, log: Callable[[], str]
+        self, ending: Ending, status: int, *, step: int, lived_s: float, log: Callable[[], str]
     ) -> None:
         """Wait for the next start, or give the group up; `log` returns the last lines of what ended."""
         name = self.member.name
@@ -506,6 +508,6 @@ def _but(life: Life) -> str:
     """What is odd about a life that was done."""
     if life.late:
         return ": its job was finished without it"
-    if life.joined or life.member.command:  # the launcher there has said it
+    if life.joined:
         return ""
     return ", but its program has called no step: does it come to `with jaxft.Manager(...)`?"
