@@ -136,7 +136,7 @@ def starts(path: Path) -> Iterator[str]:
 def found() -> Counter[tuple[str, str]]:
     files = [
         path
-        for folder in ("jaxft", "coordinator/jaxft_coordinator")
+        for folder in ("jaxft", "coordinator/jaxft_coordinator", "launcher/jaxft_launch")
         for path in sorted((ROOT / folder).rglob("*.py"))
     ]
     return Counter((str(path.relative_to(ROOT)), name) for path in files for name in starts(path))

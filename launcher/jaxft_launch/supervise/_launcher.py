@@ -20,7 +20,6 @@ from jaxft_launch.supervise._output import LogTail, Output, Row
 from jaxft_launch.supervise._probe import Probe
 from jaxft_launch.supervise._restarts import FIRST_WAIT_S, STEADY_S, doubled_s
 from jaxft_launch.supervise._supervisor import Rules, State, Supervisor
-from jaxft_launch.supervise._watch_clock import WatchClock
 
 POLL_S = 0.02
 
@@ -248,7 +247,6 @@ class CoordinatorKeeper:
         self._journal = journal
         self._output = output
         self._silence_s = silence_s
-        self._clock = WatchClock()
         self._killed: Child | None = None
         self._listens = True
         self._start_s = 0.0
@@ -263,7 +261,7 @@ class CoordinatorKeeper:
         """Restart it when that is due. It remembers the job's decisions."""
         child = self._coordinator.child
         status = child.exit_code()
-        now_s = self._clock.look()
+        now_s = time.monotonic()
         if status is None:
             if self._killed is not child and (why := self._hangs(now_s)):
                 self._killed = child
@@ -311,7 +309,7 @@ class CoordinatorKeeper:
             return
         self._due_s = None
         self._began_s = time.monotonic()
-        self._listens, self._start_s = False, self._clock.look()
+        self._listens, self._start_s = False, time.monotonic()
         self._told()
 
     def _told(self) -> None:

@@ -1,6 +1,7 @@
 """The command `jaxft launch`: starts a job's groups on this machine, and keeps them alive until the job is done."""
 
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -16,7 +17,6 @@ from jaxft_launch.check._rules import read_rules
 from jaxft_launch.processes._checks import LaunchError, check_command, check_installed
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator, StartStopped
 from jaxft_launch.processes._processes import Processes
-from jaxft_launch.processes._python_command import other_python
 from jaxft_launch.processes._ranks import Member, dealt
 from jaxft_launch.processes._statuses import AGAIN
 from jaxft_launch.supervise._claim import claimed
@@ -34,7 +34,6 @@ from jaxft_launch.supervise._options import (
 from jaxft_launch.supervise._output import make_output
 from jaxft_launch.supervise._probe import Probe
 from jaxft_launch.supervise._supervisor import Rules
-from jaxft_launch.supervise._unblocked import unblocked
 
 EVENTS = "events.jsonl"
 # Of the deadline for silence: groups wait as long for a coordinator, by default, and end together if it stays away.
@@ -50,6 +49,8 @@ def run_launch(
     Raises:
         LaunchError: an option is not valid, the program does not exist, or the coordinator does not start.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # no character of a program's output ends a launch
+        sys.stdout.reconfigure(errors="backslashreplace")
     check_command(words, command="jaxft launch")
     check_options(options)
     rules = Rules(
@@ -81,7 +82,7 @@ def run_launch(
         signals = stack.enter_context(_signals())
         folder = _folder(options, stack)
         phases = _phases(stack)
-        output = stack.enter_context(make_output(unblocked(sys.stdout)))
+        output = stack.enter_context(make_output(sys.stdout))
         journal = Journal(folder / EVENTS, output.say)
         stack.callback(journal.close)
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
@@ -97,11 +98,6 @@ def run_launch(
             if options.http:
                 output.say(f"the page is at http://{options.http}/")
         output.say(f"{len(options.names)} groups x {options.nproc}; logs and {EVENTS} in {folder}")
-        if other := other_python(words):
-            output.say(
-                f"the groups run {other}, another Python than {sys.executable}, which runs jaxft launch. To use the "
-                "packages of the latter, activate its environment"
-            )
         journal.write(
             LaunchBegan(
                 groups=options.names,
@@ -214,7 +210,8 @@ def _folder(options: LaunchOptions, stack: contextlib.ExitStack) -> Path:
     folder = options.folder or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(claimed(folder, options.names, node=options.node if options.nodes > 1 else None))
+        of_node = f".node-{options.node}" if options.nodes > 1 else ""
+        stack.enter_context(claimed(folder, [f"{name}{of_node}" for name in options.names]))
         (folder / EVENTS).open("ab").close()
     except OSError as error:
         raise LaunchError(
