@@ -89,14 +89,14 @@ class Manager:
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
         host: the address at which the other groups reach this one; by default that of the environment variable
-            JAXFT_HOST, or else the one from which this machine reaches the coordinator. As `host:port` where what
-            they dial is forwarded to this process. Several separated by commas, one for each network interface, if
-            exchanges are to use all of them: in every group in the same order of networks. One whose interface is
-            dead when this group joins is left out, with a warning, as long as another works.
+            JAXFT_HOST, or else the one from which this machine reaches the coordinator. Or the name of a network
+            interface, such as "ib0". As `host:port` where what they dial is forwarded to this process.
+        port: the port at which this group listens, or a range such as "29600-29631", of which each process takes a
+            free one, for firewalls; by default that of the environment variable JAXFT_PORT, or else any that is free.
         exchange_threads: how many threads this process offers for a large exchange, each with a connection to every
             other group. An exchange uses as many as all groups offer, and no more than one for each 4 MiB; the bits
             do not depend on it. By default that of the environment variable JAXFT_EXCHANGE_THREADS, or else one for
-            every 4 cores, 4 at most, but no fewer than the addresses of `host`.
+            every 4 cores, 4 at most.
 
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
             default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
@@ -142,6 +142,7 @@ class Manager:
         other_meshes: bool = False,
         digest_every: int | None = None,
         host: str | None = None,
+        port: int | str | None = None,
         exchange_threads: int | None = None,
         token: str | None = None,
         tls: TLS | None = None,
@@ -162,6 +163,7 @@ class Manager:
             other_meshes=other_meshes or os.environ.get("JAXFT_OTHER_MESHES") == "1",
             digest_every=digest_every,
             host=host or os.environ.get("JAXFT_HOST"),
+            port=port or os.environ.get("JAXFT_PORT"),
             exchange_threads=_threads(exchange_threads),
             token=token,
             tls=tls,

@@ -84,15 +84,15 @@ class Leader:
             link.start()
 
     def addresses(self, timeout_s: float) -> list[str]:
-        """Where the other groups reach the other ranks, in their order, as each has told last.
+        """Where the other groups reach the other ranks, in their order.
 
         Raises:
-            TimeoutError: a rank has not told its first address in time.
+            TimeoutError: a rank has not sent its address in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: all(self._addresses), timeout_s):
                 silent = 1 + self._addresses.index("")
-                raise TimeoutError(f"rank {silent} has not told its address for {timeout_s:g} s")
+                raise TimeoutError(f"rank {silent} has not sent its address for {timeout_s:g} s")
             return list(self._addresses)
 
     def direct(self, directive: Directive) -> None:

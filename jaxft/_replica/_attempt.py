@@ -41,7 +41,7 @@ from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._report import Record
 from jaxft._telemetry._observer import Observers
-from jaxft._transport._endpoints import Endpoint, agreed_threads, endpoints_at
+from jaxft._transport._endpoints import agreed_threads, endpoints_at
 from jaxft._transport._listener import Abort
 
 _log = logging.getLogger("jaxft")
@@ -332,8 +332,7 @@ class Attempts:
             self._work.nonfinite = record.nonfinite = verdict.note
             return True
         self._drop_links()
-        # An interface of this group may be dead: then it joins again without it, and accuses no group.
-        if not verdict.stopped and not self._session.moves():
+        if not verdict.stopped:
             accused = tuple(GroupName(peer) for peer in verdict.accused)
             self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, verdict.failure))
         return False
@@ -381,8 +380,6 @@ class Attempts:
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
-        me = _endpoint_of(quorum, self._me, self._ranks.rank)
-
         def connected(span: Span | None, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
             lane = 0 if span is None else span.start
             return open_links(
@@ -390,7 +387,7 @@ class Attempts:
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
-                members=[_peer(member, lane, pieces.lanes.count, me, strand) for member in quorum.members],
+                members=[_peer(member, lane, pieces.lanes.count) for member in quorum.members],
                 abort=abort,
                 patience=self._patience(quorum, step, timeout_s + self._more_s),
                 lane=lane,
@@ -467,13 +464,8 @@ def _threads(quorum: NewQuorum) -> int:
     return agreed_threads(member.address for member in quorum.members) if len(quorum.members) > 1 else 1
 
 
-def _endpoint_of(quorum: NewQuorum, group: GroupName, rank: int) -> Endpoint:
-    return next(endpoints_at(member.address)[rank] for member in quorum.members if member.group == group)
-
-
-def _peer(member: Member, lane: int, lanes: int, me: Endpoint, strand: int) -> Peer:
-    """The member's process that holds a lane, at the address where `me` dials it for a strand."""
+def _peer(member: Member, lane: int, lanes: int) -> Peer:
+    """The member's process that holds a lane."""
     ranks = endpoints_at(member.address)
     rank = rank_of(lane, len(ranks), lanes)
-    address = me.way_to(ranks[rank], strand)
-    return Peer(member.group, member.incarnation, address, member.shards, rank, len(ranks))
+    return Peer(member.group, member.incarnation, ranks[rank].address, member.shards, rank, len(ranks))

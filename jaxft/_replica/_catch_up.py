@@ -76,7 +76,6 @@ class CatchUp:
                 failure = str(error)
             verdict = operation.settle(failure)
             if not verdict.ok:
-                self._session.moves()
                 # Also if it was aborted: a reconnected session waits for a report of what this group holds.
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
@@ -117,7 +116,6 @@ class CatchUp:
                 failure = str(error)
             verdict = operation.settle(failure, note=note)
             if not verdict.ok:
-                self._session.moves()
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
             self._held.replay_edit(self._placed(call, numbers, edits))
@@ -157,11 +155,11 @@ class CatchUp:
         return self._fetcher
 
     def _of_span(self, heal: Heal, span: Span | None, pieces: Pieces) -> Fetcher:
-        (me, *_), donors = endpoints_at(self._session.address), list[DonorAt]()
+        donors = list[DonorAt]()
         for donor in heal.donors:
             ranks = endpoints_at(donor.address)
             rank = 0 if span is None else rank_of(span.start, len(ranks), pieces.lanes.count)
-            donors.append(DonorAt(donor.group, donor.incarnation, me.way_to(ranks[rank]), rank))
+            donors.append(DonorAt(donor.group, donor.incarnation, ranks[rank].address, rank))
         return Fetcher(
             job=self._me.job,
             group=self._me.group,

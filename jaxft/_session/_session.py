@@ -49,7 +49,6 @@ from jaxft_protocol.replica.state import (
     Idle,
     LeaveJob,
     Log,
-    Moved,
     Over,
     Phase,
     PinState,
@@ -72,7 +71,6 @@ from jaxft._session._failures import error_of
 from jaxft._session._loop import LoopThread, Watch
 from jaxft._session._samples import Samples
 from jaxft._session._stream import Stream
-from jaxft._transport._endpoints import has_lost
 from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
@@ -104,14 +102,11 @@ class Session:
         failure_timeout_s: float,
         credentials: Credentials = Credentials(),  # noqa: B008  (a frozen value)
         ranks: Leading | None = None,
-        address: Callable[[], str] | None = None,
     ) -> None:
         self._replica = Replica(
             identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
         )
         self._pins = pins
-        # Reads where the others reach this group now.
-        self._read_address = address or (lambda: identity.address)
         self._ranks: Leading = ranks or OneRank()
         self._changed = threading.Condition()
         self._sequence = 0
@@ -132,7 +127,7 @@ class Session:
             credentials,
             group=identity.group,
             silence_s=min(GREETING_TIMEOUT_S, failure_timeout_s / 4),
-            on_open=self._greet,
+            on_open=lambda: self._handle(Connected()),
             on_message=self._hear,
         )
         self._closing = False
@@ -169,20 +164,8 @@ class Session:
 
     @property
     def address(self) -> str:
-        """Where the others reach this group, as it has announced last: its ranks, separated by commas."""
+        """Where the others reach this group: its ranks, separated by commas."""
         return self._replica.identity.address
-
-    def moves(self) -> bool:
-        """Return whether an address that was announced is dead; if so, this group joins again without it.
-
-        Raises:
-            SessionFailed: the session has ended.
-        """
-        address = self._read_address()
-        if not has_lost(self.address, address):
-            return False
-        self.post(Moved(address))
-        return True
 
     def drain(self) -> None:
         """Ask to leave the job at the next step boundary. A signal handler may call it: it takes no lock."""
@@ -385,16 +368,6 @@ class Session:
             "from the others. If this happens again, report it with the log, which has the traceback.",
         )
 
-    def _look(self) -> None:
-        """Join again if an address that was announced is dead."""
-        address = self._read_address()
-        if has_lost(self.address, address):
-            self._handle(Moved(address))
-
-    def _greet(self) -> None:
-        self._handle(Moved(self._read_address()))
-        self._handle(Connected())
-
     def _handle(self, event: Event) -> None:
         if self._ended is not None:
             return
@@ -435,7 +408,6 @@ class Session:
             case Close(reason):
                 self._stream.hang_up(reason)
             case PinState(heal_id, step, log_only, stripe):
-                self._loop.call(self._look)  # a joiner is about to dial this group
                 self._pins.pin(heal_id, step, log_only=log_only, stripe=stripe)
                 self._ranks.pin(heal_id, step, log_only=log_only, stripe=stripe)
             case ReleasePin(heal_id):

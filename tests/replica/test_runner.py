@@ -66,9 +66,6 @@ class Directed:
     def wait_until_left(self, deadline_s: float, told: Step | None) -> None:
         return None
 
-    def moves(self) -> bool:
-        return False
-
     def post(self, event: Event) -> None: ...
     def got_on(self) -> None: ...
 
