@@ -18,6 +18,7 @@ from jaxft_protocol.ranks import follower as core
 from jaxft_protocol.ranks import messages
 from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Verdict
 from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
+from jaxft_protocol.values import LongWait
 from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
@@ -32,8 +33,6 @@ from jaxft._transport._sockets import Abort
 _log = logging.getLogger("jaxft")
 
 _LOOK_S = 0.5
-# Log waits longer than this, and again each time the wait has doubled.
-_FIRST_MENTION_S = 5.0
 _M = TypeVar("_M")
 _O = TypeVar("_O", Directed, Decided, Judged)
 
@@ -324,7 +323,7 @@ class Follower:
 
     def _wait(self, look: Callable[[], _M | None], what: str) -> _M:
         """Wait as long as rank 0 is there. `look` waits for a moment."""
-        began_s, mention_s = time.monotonic(), _FIRST_MENTION_S
+        waiting = LongWait(time.monotonic())
         while True:
             ended = self._ended
             if (found := look()) is not None:
@@ -334,9 +333,7 @@ class Follower:
                     f"Rank 0 of group {self._name!r} has ended{f' with {ended}' if ended else ''}, while "
                     f"rank {self.rank} waits for {what}. Every rank must run the same number of steps."
                 )
-            waited_s = time.monotonic() - began_s
-            if waited_s >= mention_s:
-                mention_s = 2 * waited_s
+            if (waited_s := waiting.to_say(time.monotonic())) is not None:
                 _log.info(
                     "[jaxft %s] rank %d has waited %.0f s for %s", self._name, self.rank, waited_s, what
                 )

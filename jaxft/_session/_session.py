@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar, assert_never
 
+from jaxft_protocol import values
 from jaxft_protocol.messages import (
     CoordinatorMessage,
     GroupMessage,
@@ -62,6 +63,7 @@ from jaxft_protocol.replica.state import (
     Tick,
     Wait,
 )
+from jaxft_protocol.values import LongWait
 
 from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
 from jaxft._ranks._ranks import Leading, OneRank
@@ -76,8 +78,6 @@ from jaxft._transport._sockets import Abort
 _log = logging.getLogger("jaxft")
 
 TICK_S = 0.05
-# Log waits longer than this, and again each time the wait has doubled.
-FIRST_MENTION_S = 5.0
 # How often a waiting training thread checks that the loop is alive.
 LOOK_S = 1.0
 # The loop counts as stuck only after this many checks, however short the failure timeout.
@@ -285,7 +285,7 @@ class Session:
     def stranded(self) -> bool:
         """Whether this group has waited for a while for the job's state, and no group that holds it is connected."""
         replica = self._replica
-        return stranded(replica) and time.monotonic() - replica.since_s > FIRST_MENTION_S
+        return stranded(replica) and time.monotonic() - replica.since_s > values.SLOW_WAIT_S
 
     def close(self) -> None:
         self._closing = True
@@ -300,32 +300,31 @@ class Session:
         Raises:
             JaxftError: the session has ended, or its loop is stuck.
         """
-        began_s, mention_s = time.monotonic(), FIRST_MENTION_S
+        waiting = LongWait(time.monotonic())
         watch = Watch(self._loop)
         while True:
-            left_s = began_s + timeout_s - time.monotonic()
+            left_s = waiting.began_s + timeout_s - time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or done(), max(0.0, min(LOOK_S, left_s)))
                 self._check()
                 if found := done():
                     return found
                 directive = self._directive
-            waited_s = time.monotonic() - began_s
-            if waited_s >= timeout_s:
+            now_s = time.monotonic()
+            if now_s - waiting.began_s >= timeout_s:
                 return None
             looks = watch.looks_without_a_turn()
             if looks * LOOK_S > max(self._replica.failure_timeout_s, LEAST_STUCK_LOOKS * LOOK_S):
                 self._fail(
                     f"its loop has made no progress for {looks * LOOK_S:.0f} s; {self._loop.stands_at()}"
                 )
-            elif waited_s >= mention_s:
+            elif (waited_s := waiting.to_say(now_s)) is not None:
                 reason = directive.reason if isinstance(directive, Wait) else "the session's next directive"
                 # Shown also by a program that configures no logging: the address may be wrong.
                 offline = self._replica.phase in (Phase.OFFLINE, Phase.GREETING)
                 level = logging.WARNING if offline else logging.INFO
                 group = self._replica.identity.group
                 _log.log(level, "[jaxft %s] waiting %.0f s for %s", group, waited_s, reason)
-                mention_s = 2 * waited_s
 
     def _check(self) -> None:
         if self._ended is not None:

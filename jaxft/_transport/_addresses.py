@@ -18,8 +18,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
 
+from jaxft_protocol.values import SLOW_WAIT_S
+
 from jaxft._errors import ConfigurationError, CoordinatorUnreachable
-from jaxft._transport._sockets import SLOW_WAIT_S, split_address
+from jaxft._transport._sockets import split_address
 
 _log = logging.getLogger("jaxft")
 _RETRY_S = 0.5

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from jaxft_protocol import values
 from jaxft_protocol.messages import (
     GroupName,
     Heal,
@@ -209,7 +210,7 @@ def test_a_save_begins_and_ends_in_all_ranks(pair: Pair) -> None:
 def test_a_wait_for_a_rank_that_writes_is_logged(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_leader, "_FIRST_MENTION_S", 0.0)
+    monkeypatch.setattr(values, "SLOW_WAIT_S", 0.0)
     with caplog.at_level(logging.INFO, "jaxft"), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pair.leader.save_ends, 1, "")
         patience.until(lambda: "s for rank 1 to write" in caplog.text, "the wait to be logged")

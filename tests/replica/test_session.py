@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from jaxft_coordinator.shell import limits
+from jaxft_protocol import values
 from jaxft_protocol.messages import (
     Commit,
     GroupName,
@@ -283,7 +284,7 @@ def until_it_says(
 def test_a_long_wait_says_for_whom(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.05)
+    monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
     monkeypatch.setattr(_session, "LOOK_S", 0.02)
     caplog.set_level(logging.INFO, "jaxft")
     coordinator.silent = True
@@ -308,11 +309,11 @@ def test_a_group_is_stranded_once_it_has_waited_for_a_while_and_while_no_donor_i
     coordinator.frontier_step = Step(9)
     with session_with(coordinator) as session:
         session.post(Prepared(Step(0), 0xD1))
-        monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.05)
+        monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
         patience.until(lambda: session.stranded, "nothing that holds the state")
-        monkeypatch.setattr(_session, "FIRST_MENTION_S", 3600.0)
+        monkeypatch.setattr(values, "SLOW_WAIT_S", 3600.0)
         assert not session.stranded
-        monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.0)
+        monkeypatch.setattr(values, "SLOW_WAIT_S", 0.0)
         assert session.stranded
         coordinator.say(Waiting("a donor", held=True))
         patience.until(lambda: not session.stranded, "the donor")

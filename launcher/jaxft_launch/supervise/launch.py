@@ -84,7 +84,6 @@ def run_launch(
         phases = _phases(stack)
         output = stack.enter_context(make_output(sys.stdout))
         journal = Journal(folder / EVENTS, output.say)
-        stack.callback(journal.close)
         processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
         own = None
         if not address:
