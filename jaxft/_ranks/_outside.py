@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-from jaxft_protocol.values import SLOW_WAIT_S
+
+from jaxft._transport._sockets import SLOW_WAIT_S
 
 # So many callers outside of JAX are named.
 _CALLERS = 4

@@ -1,23 +1,48 @@
-"""Batches that a worker thread computes ahead of the step that asks for them."""
+"""Batches that worker threads compute ahead of the step that asks for them.
 
+What they compute may never be asked for, and so must not keep a program from ending.
+"""
+
+import atexit
+import contextlib
 import contextvars
 import logging
 import threading
+import time
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, wait
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
 
 from jaxft._base._numbers import whole
+from jaxft._base._room import start_thread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import check_batch_function, refuse_iterator
-from jaxft.data._contexts import JaxContext
 from jaxft.data._from_state import FromState
 from jaxft.data._streams import Streams
-from jaxft.data._workers import Workers
 
 _log = logging.getLogger("jaxft")
 
 MENTION_S = 5.0
+# A program that ends waits this long for what runs: a thread that is cut off in the code of another library may abort
+# the process.
+LEAVE_S = 10.0
+# What JAX keeps for each thread and a batch function may depend on, set by a `with`: each is a context manager of
+# JAX, and `jax_...` in its configuration.
+_SETTINGS = (
+    *(
+        "enable_x64",
+        "default_device",
+        "default_matmul_precision",
+        "default_prng_impl",
+        "threefry_partitionable",
+    ),
+    *("numpy_dtype_promotion", "numpy_rank_promotion", "debug_nans", "debug_infs", "disable_jit"),
+)
 
 
 class Prefetch:
@@ -110,12 +135,108 @@ class Prefetch:
 def _result(future: "Future[Any]", step: int, shard: int) -> Any:
     waited_s = 0.0
     while True:
-        try:
-            return future.result(timeout=MENTION_S)
-        except TimeoutError:
-            if future.done():
-                raise  # of the batch function
+        if wait([future], timeout=MENTION_S).done:
+            return future.result()
         waited_s += MENTION_S
         _log.info(
             "waiting %.0f s for a worker to compute the batch of step %d, shard %d", waited_s, step, shard
+        )
+
+
+class JaxContext(NamedTuple):
+    """The settings and the mesh of one thread, which `contextvars` do not have."""
+
+    settings: tuple[Any, ...]
+    mesh: Any
+
+    @staticmethod
+    def of_this_thread() -> "JaxContext":
+        settings = tuple(getattr(jax.config, f"jax_{name}") for name in _SETTINGS)
+        return JaxContext(settings, jax.sharding.get_mesh())
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in this context, in whichever thread."""
+        here = self.of_this_thread()
+        with contextlib.ExitStack() as stack:
+            for name, value, own in zip(_SETTINGS, self.settings, here.settings, strict=True):
+                if value != own:
+                    stack.enter_context(getattr(jax, name)(value))
+            if self.mesh != here.mesh:
+                stack.enter_context(jax.set_mesh(self.mesh))
+            return function(*args)
+
+
+class _Task(NamedTuple):
+    future: Future[Any]
+    compute: Callable[[], Any]
+
+
+_Tasks = SimpleQueue[_Task | None]  # None ends one thread
+
+_leaving = threading.Event()
+_threads: weakref.WeakKeyDictionary[threading.Thread, _Tasks] = weakref.WeakKeyDictionary()
+
+
+class Workers:
+    """Computes in threads, one task after the other in each.
+
+    Those of `concurrent.futures` compute all that was submitted before a program may end, however long it takes. Here
+    a program that ends drops what has not begun.
+
+    Args:
+        count: how many threads, at least 1. They start with the first tasks, and end with this object.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._to_start = count
+        self._tasks: _Tasks = SimpleQueue()
+        weakref.finalize(self, _end, self._tasks, count)
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function in a thread, and return what will have its result."""
+        if self._to_start:
+            thread = start_thread(_work, self._tasks, name="jaxft-data")
+            _threads[thread] = self._tasks
+            self._to_start -= 1
+        future: Future[Any] = Future()
+        self._tasks.put(_Task(future, partial(function, *args)))
+        return future
+
+
+def _work(tasks: _Tasks) -> None:
+    while (task := tasks.get()) is not None and not _leaving.is_set():
+        if task.future.set_running_or_notify_cancel():
+            _compute(*task)
+        del task  # a thread that waits keeps no batch
+
+
+def _compute(future: Future[Any], compute: Callable[[], Any]) -> None:
+    try:
+        future.set_result(compute())
+    except BaseException as error:  # raised where the result is asked for
+        future.set_exception(error)
+
+
+def _end(tasks: _Tasks, count: int) -> None:
+    """Drop what has not begun, and end the threads."""
+    try:
+        while True:
+            tasks.get_nowait()
+    except Empty:
+        for _ in range(count):
+            tasks.put(None)
+
+
+@atexit.register
+def _leave() -> None:
+    _leaving.set()
+    threads = list(_threads.items())
+    for _, tasks in threads:
+        tasks.put(None)
+    deadline_s = time.monotonic() + LEAVE_S
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    if any(thread.is_alive() for thread, _ in threads):
+        _log.warning(
+            "the program ends while a worker still computes a batch, which has taken over %.0f s", LEAVE_S
         )

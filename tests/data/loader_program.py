@@ -19,17 +19,17 @@ SHARDS, STEPS = 4, 14
 SAMPLES = np.random.default_rng(5).standard_normal((200, 3)).astype(np.float32)
 
 
-def with_grain(states: Path) -> Any:
+def with_grain() -> Any:
     import grain
 
-    def make(shard: int) -> Any:
+    def make(shard: int, start: int = 0) -> Any:
         samples = grain.MapDataset.source(SAMPLES).seed(3).shuffle()[shard::SHARDS]
-        return samples.repeat().batch(4).to_iter_dataset()
+        return samples.repeat().batch(4)[start:].to_iter_dataset()
 
-    return from_iterator(make, SHARDS, states=states, states_every=4)
+    return from_iterator(make, SHARDS)
 
 
-def with_torch(states: Path) -> Any:
+def with_torch() -> Any:
     import torch
 
     def make(shard: int) -> Any:
@@ -44,7 +44,7 @@ def with_torch(states: Path) -> Any:
     return from_iterator(make, SHARDS)
 
 
-def with_datasets(states: Path) -> Any:
+def with_datasets() -> Any:
     import datasets
 
     def make(shard: int) -> Any:
@@ -57,13 +57,13 @@ def with_datasets(states: Path) -> Any:
     return from_iterator(lambda shard: (np.stack(one["x"]) for one in make(shard)), SHARDS)
 
 
-def with_prefetch(states: Path) -> Any:
+def with_prefetch() -> Any:
     return Prefetch(
         Batches(SAMPLES, shards=SHARDS, samples_per_shard=4, drop_last=True).samples_only(), ahead=3
     )
 
 
-LOADERS: dict[str, Callable[[Path], Any]] = {
+LOADERS: dict[str, Callable[[], Any]] = {
     "grain": with_grain,
     "torch": with_torch,
     "datasets": with_datasets,
@@ -82,7 +82,6 @@ def main() -> None:
     parser.add_argument("--group", default="alone")
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--loader", choices=LOADERS, required=True)
-    parser.add_argument("--states", type=Path, required=True)
     parser.add_argument(
         "--gate", action="append", default=[], help="STEP:FILE, start:FILE or joined:FILE: wait for FILE"
     )
@@ -93,7 +92,7 @@ def main() -> None:
         logging.getLogger("jaxft").setLevel(logging.DEBUG)
         logging.getLogger("jaxft").addHandler(KillAt(arguments.die, os.getpid()))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
-    batches = LOADERS[arguments.loader](arguments.states)
+    batches = LOADERS[arguments.loader]()
     with arguments.events.open("a", buffering=1) as events:
 
         def write(**event: Any) -> None:

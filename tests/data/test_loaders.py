@@ -17,18 +17,16 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 def test_a_killed_group_comes_back_to_the_same_batches(loader: str, tmp_path: Path) -> None:
     if loader != "prefetch" and importlib.util.find_spec(loader) is None:
         pytest.skip(f"{loader} is not installed")
-    states, held = tmp_path / "states", tmp_path / "held"
-
-    def flags(name: str, *own: str) -> tuple[str, ...]:
-        return ("--loader", loader, "--states", str(states / name), *own)
+    held = tmp_path / "held"
+    flags = ("--loader", loader)
+    gated = (*flags, "--gate", f"10:{held}")
 
     def start(here: Cluster, group: str, *own: str) -> Worker:
         return here.start(group, *own, coordinated=group != "alone", script=PROGRAM)
 
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        alone = start(here, "alone", *flags("alone"))
-        gated = flags("job", "--gate", f"10:{held}")
+        alone = start(here, "alone", *flags)
         workers = started(
             here, {"group-0": gated, "group-1": (*gated, "--die", "exchange step 6")}, script=PROGRAM
         )

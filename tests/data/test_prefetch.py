@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -10,8 +11,8 @@ import pytest
 
 from jaxft._base import _progress, _room
 from jaxft._errors import ConfigurationError
-from jaxft.data import Batches, Prefetch, _prefetch, _workers
-from jaxft.data._workers import Workers
+from jaxft.data import Batches, Prefetch, _prefetch
+from jaxft.data._prefetch import Workers
 from tests import patience
 from tests.shortages import no_thread_at_first, no_threads
 
@@ -148,7 +149,7 @@ def test_without_a_thread_for_long_a_program_still_ends(monkeypatch: pytest.Monk
     with no_threads(), pytest.raises(RuntimeError, match=r"can't start new thread, for .*pids\.max") as kept:
         Workers(1).submit(lambda: 5)
     assert kept.tb is not None, "it holds the thread that was not started"
-    assert all(thread.ident is not None for thread in _workers._threads)
+    assert all(thread.ident is not None for thread in _prefetch._threads)
 
 
 def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -167,6 +168,25 @@ def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         ).start()
         batches(1, 0)
     assert "for a worker to compute the batch of step 1, shard 0" in caplog.records[0].message
+
+
+class EndsLate(Future[Any]):
+    """Has its result at the very moment at which a wait for it has ended."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        if timeout is not None and not self.done():
+            self.set_result("the batch")
+            raise TimeoutError
+        return super().result(timeout)
+
+
+def test_a_batch_that_comes_just_after_a_wait_has_not_failed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = EndsLate()
+    monkeypatch.setattr(_prefetch, "MENTION_S", 0.01)
+    monkeypatch.setattr(_prefetch._log, "info", lambda *_: late.set_result("the batch"))
+    assert _prefetch._result(late, 1, 0) == "the batch"
 
 
 def test_what_others_compute_is_dropped() -> None:
@@ -197,9 +217,9 @@ def test_arguments_that_cannot_be_right() -> None:
 ENDS = """
 import threading
 import numpy as np
-from jaxft.data import Prefetch, _workers
+from jaxft.data import Prefetch, _prefetch
 
-_workers.LEAVE_S = {leave_s}
+_prefetch.LEAVE_S = {leave_s}
 begun = threading.Event()
 
 def batch_for(step, shard):
@@ -219,7 +239,7 @@ print("the program ends", flush=True)
 
 @pytest.mark.parametrize(
     ("runs", "leave_s", "last"),
-    [("_workers._leaving.wait()", patience.FAR_S, ""), ("threading.Event().wait()", 0.01, "del batches")],
+    [("_prefetch._leaving.wait()", patience.FAR_S, ""), ("threading.Event().wait()", 0.01, "del batches")],
     ids=["slow", "hangs"],
 )
 def test_a_program_ends_without_what_no_worker_has_begun(runs: str, leave_s: float, last: str) -> None:

@@ -1,15 +1,10 @@
 """Iterators as a function of step and shard: read in order, found again, and refused if they do not repeat."""
 
-import errno
 import functools
-import importlib.util
 import io
 import itertools
 import logging
-import os
-import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,8 +14,8 @@ import pytest
 
 import jaxft
 from jaxft._base import _progress
-from jaxft._errors import ConfigurationError
-from jaxft.data import Prefetch, Streams, _sources, _states, from_iterator
+from jaxft._errors import ConfigurationError, JobFinished
+from jaxft.data import Prefetch, Streams, _streams, from_iterator
 from tests import patience
 
 
@@ -91,6 +86,46 @@ def test_going_back_opens_it_again_and_the_place_before_is_not_lost() -> None:
     assert make.read == read + 1, "a group that starts again asks for batch 0 as well"
 
 
+class Open:
+    """Streams that know whether they are open, as the processes of a loader are."""
+
+    def __init__(self) -> None:
+        self.open: set[tuple[int, int]] = set()
+        self._numbers = itertools.count()
+
+    def __call__(self, shard: int) -> Iterator[np.ndarray]:
+        me = (shard, next(self._numbers))
+        self.open.add(me)
+        try:
+            yield from (np.full(1, number) for number in itertools.count())
+        finally:
+            self.open.remove(me)
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_streams_of_shards_that_another_group_computes_are_closed(ahead: int) -> None:
+    """A loader of torch has its processes as long as it is open."""
+    make = Open()
+    streams = from_iterator(make, shards=8)
+    batches = Prefetch(streams, ahead=ahead) if ahead else streams
+    for step in range(3):
+        for shard in range(8):
+            batches(step, shard)
+    assert {shard for shard, _ in make.open} == set(range(8))
+    for step in range(3, 30):
+        batches(step, 5)
+    patience.until(lambda: [shard for shard, _ in make.open] == [5], "the other streams to be closed")
+    assert float(batches(30, 2)[0]) == 30.0
+
+
+def test_a_stream_that_was_opened_for_batch_0_alone_is_closed() -> None:
+    """A group that starts again compares it with the job's, and goes on far from there."""
+    make = Open()
+    batches = from_iterator(make, shards=1)
+    values(batches, (0, 0), (500, 0), (0, 0), (501, 0))
+    assert len(make.open) == 1
+
+
 def test_what_can_seek_is_not_read_through() -> None:
     opened: list[tuple[int, int]] = []
 
@@ -120,244 +155,10 @@ def test_a_source_with_skip_is_asked_to() -> None:
     assert values(from_iterator(lambda shard: Dataset(0), shards=1), (5000, 0), (5001, 0)) == [5000.0, 5001.0]
 
 
-class Stated:
-    """An iterator with a state, as those of grain."""
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.restored = 0
-
-    def __iter__(self) -> "Stated":
-        return self
-
-    def __next__(self) -> np.ndarray:
-        self.number += 1
-        return np.full(1, self.number)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"number": self.number, "as bytes": b"\xff"}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        assert state["as bytes"] == b"\xff"
-        self.number = state["number"]
-        self.restored += 1
-
-
-def test_another_process_goes_on_from_a_kept_state(tmp_path: Path) -> None:
-    first = from_iterator(lambda shard: Stated(), 2, states=tmp_path, states_every=10)
-    assert values(first, *[(step, 1) for step in range(45)])[-1] == 44.0
-    assert sorted(int(path.stem) for path in (tmp_path / "shard-1").iterdir()) == [10, 20, 30, 40]
-    made: list[Stated] = []
-
-    def make(shard: int) -> Stated:
-        made.append(Stated())
-        return made[-1]
-
-    second = from_iterator(make, 2, states=tmp_path, states_every=10)
-    assert values(second, (37, 1)) == [37.0]
-    assert [one.restored for one in made] == [1, 1], "the first is tried out"
-    assert values(second, (5, 1), (49, 1)) == [5.0, 49.0]
-    assert len(made) == 4
-    # One that is damaged is passed over, and said.
-    (tmp_path / "shard-1" / "40.json").write_text("{")
-    assert values(from_iterator(make, 2, states=tmp_path), (42, 1)) == [42.0]
-
-
-def test_a_program_that_changes_its_folder_finds_its_states(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    batches = from_iterator(lambda shard: Stated(), 1, states="states", states_every=1)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    values(batches, (0, 0), (1, 0), (2, 0))
-    assert sorted(path.name for path in (tmp_path / "states" / "shard-0").iterdir()) == ["1.json", "2.json"]
-
-
-def test_only_the_newest_states_are_kept(tmp_path: Path) -> None:
-    batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=1)
-    values(batches, *[(step, 0) for step in range(30)])
-    kept = sorted(int(path.stem) for path in (tmp_path / "shard-0").iterdir())
-    assert kept == list(range(22, 30))
-
-
-def test_a_state_that_cannot_be_written_is_left_out_with_a_word(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Odd(Stated):
-        def get_state(self) -> dict[str, Any]:
-            return {"a": object()}
-
-    batches = from_iterator(lambda shard: Odd(), 1, states=tmp_path, states_every=1)
-    values(batches, *[(step, 0) for step in range(3)])
-    (warning,) = caplog.messages
-    assert warning.startswith(
-        f"states of streams in {tmp_path} are not used: a object in the state of the stream cannot be written as JSON"
-    )
-
-
-@pytest.mark.parametrize("call", ["fsync", "mkdir", "rename", "unlink", "stat"])
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.ESTALE])
-def test_a_disk_that_takes_no_state_does_not_stop_the_training(
-    code: int, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def failing(*_: Any, **__: Any) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=1)
-    asked = [(step, 0) for step in range(12)]
-    monkeypatch.setattr(os, {"rename": "replace"}.get(call, call), failing)
-    assert values(batches, *asked) == list(range(12))
-    monkeypatch.undo()
-    (said,) = (record.message for record in caplog.records if "cannot be read" not in record.message)
-    assert said.startswith(f"the state of a stream was not written to {tmp_path / 'shard-0'}")
-    assert os.strerror(code) in said
-    assert "Training goes on" in said
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert values(batches, (12, 0)) == [12.0]
-    assert (tmp_path / "shard-0" / "12.json").is_file(), "the next state is tried"
-
-
-def test_states_that_cannot_be_listed_are_read_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def failing(*_: Any) -> Any:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(_states.States, "_positions", failing)
-    batches = from_iterator(lambda shard: Stated(), 1, states=tmp_path)
-    assert values(batches, (12, 0)) == [12.0]
-    assert "the states of shard 0 in" in caplog.records[0].message
-
-
-def test_a_state_from_which_a_stream_goes_on_elsewhere_is_not_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As that of a Hugging Face dataset with a shuffle buffer."""
-
-    class Forgets(Stated):
-        def set_state(self, state: dict[str, Any]) -> None:
-            super().set_state({**state, "number": state["number"] + 3})
-
-    values(
-        from_iterator(lambda shard: Forgets(), 1, states=tmp_path, states_every=5),
-        *[(s, 0) for s in range(12)],
-    )
-    again = from_iterator(lambda shard: Forgets(), 1, states=tmp_path)
-    assert values(again, (11, 0), (12, 0)) == [11.0, 12.0]
-    (said,) = (record.message for record in caplog.records)
-    assert (
-        "restored from its state before batch 10, the stream of shard 0 does not go on with the same batch"
-        in said
-    )
-
-
-@pytest.mark.parametrize(
-    ("odd", "why"), [({}, "KeyError: 'number'"), ({"number": 99, "as bytes": b"\xff"}, "StopIteration: ")]
-)
-def test_a_state_that_the_source_does_not_take_is_not_used(
-    odd: dict[str, Any], why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As after the source was changed: its stream is shorter now, or its state has other fields."""
-
-    class Changed(Stated):
-        def set_state(self, state: dict[str, Any]) -> None:
-            self.number = odd["number"]
-
-        def __next__(self) -> np.ndarray:
-            if self.number >= 50:
-                raise StopIteration
-            return super().__next__()
-
-    first = from_iterator(lambda shard: Stated(), 1, states=tmp_path, states_every=5)
-    values(first, *[(step, 0) for step in range(12)])
-    assert values(from_iterator(lambda shard: Changed(), 1, states=tmp_path), (11, 0), (12, 0)) == [
-        11.0,
-        12.0,
-    ]
-    (said,) = (record.message for record in caplog.records)
-    assert f"shard 0 cannot be restored from its state before batch 10: {why}" in said
-
-
-def test_a_stream_that_was_skipped_to_leaves_no_state(tmp_path: Path) -> None:
-    """The state would be that of the source itself, which nothing reads: the first one, at any batch."""
-
-    class Dataset:
-        def __init__(self, start: int = 0) -> None:
-            self.number = start
-
-        def skip(self, count: int) -> "Dataset":
-            return Dataset(self.number + count)
-
-        def __iter__(self) -> Iterator[np.ndarray]:
-            while True:
-                self.number += 1
-                yield np.full(1, self.number - 1)
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"number": self.number}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.number = state["number"]
-
-    def opened() -> Streams:
-        return from_iterator(lambda shard: Dataset(), 2, states=tmp_path, states_every=10)
-
-    values(opened(), *[(step, 0) for step in range(21)])
-    values(opened(), *[(step, 1) for step in range(5, 21)])
-    assert values(opened(), (25, 0), (25, 1)) == [25.0, 25.0]
-    assert [path.parent.name for path in tmp_path.rglob("*.json")] == ["shard-0", "shard-0"]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="grain is not installed")
-@pytest.mark.filterwarnings("ignore")  # of grain's own imports
-def test_a_grain_iterator_with_its_state(tmp_path: Path) -> None:
-    import grain
-
-    def make(shard: int) -> Any:
-        numbers = grain.MapDataset.range(4000).seed(3).shuffle()[shard::2]
-        return numbers.map(lambda i: {"x": np.full(3, i, np.float32)}).repeat().batch(4).to_iter_dataset()
-
-    wanted = from_iterator(make, 2)
-    expected = [wanted(step, 1)["x"].tolist() for step in range(25)]
-    first = from_iterator(make, 2, states=tmp_path, states_every=5)
-    assert [first(step, 1)["x"].tolist() for step in range(22)] == expected[:22]
-    assert (tmp_path / "shard-1" / "20.json").is_file()
-    again = from_iterator(make, 2, states=tmp_path)
-    assert again(24, 1)["x"].tolist() == expected[24]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torchdata") is None, reason="torchdata is not installed")
-@pytest.mark.filterwarnings("ignore")
-def test_a_loader_of_torchdata_that_shuffles_with_its_state(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The state of a torch.Generator is a tensor."""
-    torch: Any = importlib.import_module("torch")
-    loaders: Any = importlib.import_module("torchdata.stateful_dataloader")
-
-    def make(shard: int) -> Any:
-        order = torch.Generator().manual_seed(shard)
-        return loaders.StatefulDataLoader(
-            torch.arange(4000)[shard::2], batch_size=4, shuffle=True, generator=order
-        )
-
-    wanted = from_iterator(make, 2)
-    expected = [wanted(step, 1).tolist() for step in range(25)]
-    first = from_iterator(make, 2, states=tmp_path, states_every=5)
-    assert [first(step, 1).tolist() for step in range(22)] == expected[:22]
-    opened: list[int] = []
-    again = from_iterator(lambda shard: opened.append(shard) or make(shard), 2, states=tmp_path)
-    with caplog.at_level(logging.WARNING, "jaxft"):
-        assert again(24, 1).tolist() == expected[24]
-    assert not caplog.messages
-    assert opened == [1, 1], "to try the state out, and to go on from it"
-
-
 def test_reading_through_is_said_with_its_cost_and_counts_as_progress(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_sources, "MENTION_S", 0.0)
+    monkeypatch.setattr(_streams, "MENTION_S", 0.0)
     moves: list[None] = []
     with _progress.told(lambda: moves.append(None)), caplog.at_level(logging.WARNING, "jaxft"):
         values(from_iterator(Counted(), 1), (500, 0))
@@ -450,41 +251,6 @@ def test_streams_that_depend_on_which_others_are_read_are_refused(make: Any) -> 
         from_iterator(lambda shard: make(shard), 2)(0, 0)
 
 
-def shuffled_by_a_global_generator(shard: int) -> Iterator[np.ndarray]:
-    np.random.seed(shard)
-    while True:
-        yield from np.random.permutation(8).reshape(4, 2)
-
-
-def shuffled_by_its_own(shard: int) -> Iterator[np.ndarray]:
-    own = np.random.default_rng(shard)
-    while True:
-        yield from own.permutation(8).reshape(4, 2)
-
-
-def test_a_stream_that_seeds_a_global_generator_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Its next epoch depends on which others are read, which its first batches do not show."""
-    np.random.seed(7)
-    batches = from_iterator(shuffled_by_a_global_generator, 2)
-    for _ in range(2):
-        batches(0, 1)
-    (warning,) = caplog.messages
-    assert warning.startswith(
-        "make(1) seeds a generator that all streams of this process share, with numpy.random.seed. "
-    )
-
-
-def test_the_check_leaves_global_generators_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
-    np.random.seed(7)
-    random.seed(7)
-    wanted = np.random.random(), random.random()
-    np.random.seed(7)
-    random.seed(7)
-    from_iterator(shuffled_by_its_own, 2)(0, 1)
-    assert (np.random.random(), random.random()) == wanted
-    assert not caplog.messages
-
-
 @pytest.mark.parametrize("make", [lambda shard: None, lambda shard, start: None])
 def test_what_is_no_stream_is_refused(make: Any) -> None:
     with pytest.raises(
@@ -493,15 +259,24 @@ def test_what_is_no_stream_is_refused(make: Any) -> None:
         from_iterator(make, 2)(3, 1)
 
 
-def test_a_stream_that_ends_is_named() -> None:
+def test_a_stream_that_ends_finishes_the_job_at_its_step(caplog: pytest.LogCaptureFixture) -> None:
     batches = from_iterator(Counted(3), 2)
     assert values(batches, (2, 1)) == [102.0]
-    for step in (3, 7):
-        with pytest.raises(
-            ConfigurationError, match=f"shard 1 has ended after 3 batches, and batch {step} was"
-        ):
-            batches(step, 1)
+    with pytest.raises(
+        JobFinished, match="shard 1 has ended after 3 batches, so the job is finished at step 3"
+    ) as over:
+        batches(3, 1)
+    assert over.value.code == 0
+    assert str(over.value) in caplog.text
     assert values(batches, (1, 1)) == [101.0]
+
+
+@pytest.mark.parametrize(("length", "asked"), [(3, 7), (0, 0)])
+def test_a_stream_that_is_empty_or_shorter_than_before_is_refused(length: int, asked: int) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"after {length} batches, and batch {asked} was .* empty here"
+    ):
+        from_iterator(Counted(length), 2)(asked, 1)
 
 
 def test_an_exception_of_the_source_goes_through_and_the_next_call_reads_it_again() -> None:
@@ -529,10 +304,6 @@ def test_no_such_shard(step: int, shard: int) -> None:
 def test_arguments_that_cannot_be_right() -> None:
     with pytest.raises(ConfigurationError, match="shards must be at least 1, not 0"):
         from_iterator(Counted(), 0)
-    with pytest.raises(ConfigurationError, match="states_every must be at least 1, not -1"):
-        from_iterator(Counted(), 2, states_every=-1)
-    with pytest.raises(ConfigurationError, match="states must be a path, not the empty string"):
-        from_iterator(Counted(), 2, states="")
     with pytest.raises(ConfigurationError, match="make is a list, but it must be a function"):
         from_iterator([1, 2], 2)  # pyright: ignore[reportArgumentType]
 
