@@ -2,7 +2,7 @@
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ import jax
 from jaxft._arrays._device_sums import DeviceSums
 from jaxft._programs._nonfinite import Policy
 from jaxft._programs._programs import Programs
-from jaxft._replica._steps import Steps
+from jaxft._replica._steps import LoopWatch
 
 # Maps a step and a shard to that shard's batch.
 BatchFor = Callable[[int, int], Any]
@@ -86,8 +86,21 @@ class Call(NamedTuple):
         return (self.shards or 1) > 1
 
 
-class Engine(Steps, Protocol):
-    """Runs the steps of a group."""
+class Engine(Protocol):
+    @property
+    def step(self) -> int:
+        """The number of committed steps."""
+        ...
+
+    @property
+    def handed(self) -> Sequence[jax.Array] | None:
+        """The leaves of the state that is held, with edits; None before the first call or join."""
+        ...
+
+    @property
+    def loop(self) -> LoopWatch:
+        """What the user's loop knows of the step."""
+        ...
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """Within this context, the group does not count as hung."""
@@ -118,14 +131,3 @@ class Engine(Steps, Protocol):
             NonFinite: the means are not finite, and the policy is "raise".
         """
         ...
-
-
-class AnyManager(Protocol):
-    """A group's membership of a job, as its step sees it: `jaxft.Manager`."""
-
-    @property
-    def step(self) -> int: ...
-    def steps(self, total: int | None) -> Iterator[int]: ...
-    @property
-    def _engine(self) -> Engine: ...
-    def _compare_ranks(self, settings: Mapping[str, str]) -> None: ...

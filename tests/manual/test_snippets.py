@@ -229,6 +229,16 @@ def takes_streams(text: str, folder: Path) -> None:
     assert [int(batches(step, 5)[0]) for step in (0, 1, 2)] == [500, 501, 502]
 
 
+@stage("data.md", "manager.steps(None)")
+def ends_with_its_source(text: str, folder: Path) -> None:
+    batches = jaxft.data.from_iterator(lambda shard: iter(np.ones((4, 3), np.float32)), 1)
+    step = jaxft.fault_tolerant(lambda w, batch: (w + jaxft.pmean(batch), {}), None, shards=1)
+    state = step.join(jnp.zeros(3), batches)
+    with pytest.raises(jaxft.JobFinished):
+        ran(text, manager=step, step=step, state=state, batches=batches)
+    assert step.step == 4
+
+
 @stage("data.md", "losses = loss_of_each")
 def weighs_the_last_batch(text: str, folder: Path) -> None:
     assert text.endswith("    ...\n")

@@ -486,8 +486,9 @@ def _tell_for_whom(draft: Draft, leaver: Group, joiners: list[Group]) -> None:
 def _too_few_are_left(draft: Draft) -> bool:
     """Return whether the loop has ended here for some members, and the groups that are left are too few to continue.
 
-    Not while a regular member is left: it ends its own loop, or waits for others. A regular group that has died may
-    come back, and its place must still be filled; but groups that have finished do not come again.
+    Not while a regular member is away: it is about to end its own loop. A member that is in a step wants to take it,
+    and would wait without end. A regular group that has died may come back, and its place must still be filled; but
+    groups that have finished do not come again.
     """
     job = draft.job
     if job.frontier is None or job.ended != job.frontier.step or job.orphaned_s is not None:
@@ -496,7 +497,7 @@ def _too_few_are_left(draft: Draft) -> bool:
         return False
     staying = draft.select(lambda group: group.phase is not GroupPhase.LEAVING)
     regular = [group for group in staying if not group.spare]
-    if not staying or any(group.phase is GroupPhase.MEMBER for group in regular):
+    if not staying or any(group.phase is GroupPhase.MEMBER and group.away for group in regular):
         return False
     coming = max(0, job.places - len(regular))
     return len(staying) + coming < job.min_replicas

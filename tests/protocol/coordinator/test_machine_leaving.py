@@ -407,10 +407,11 @@ def test_those_who_heal_from_groups_that_have_finished_and_are_too_few_hear_the_
     desk = running("a", "b", "c", "d", min_replicas=4)
     desk.commit()
     healing(desk, "e")
+    desk.tick(away=("d",))
     desk.leave("a", finished=True)
     desk.leave("b", finished=True)
     desk.close("c")
-    assert desk.job.finished is None  # d is a member
+    assert desk.job.finished is None  # d is about to end its loop, too
     desk.close("d")
     assert desk.job.finished == 1
     assert {"a", "b"} <= desk.job.groups.keys()  # e needs them
@@ -419,6 +420,13 @@ def test_those_who_heal_from_groups_that_have_finished_and_are_too_few_hear_the_
     done = desk.ready("e")
     assert (done.only(Finished), sorted(done.only(Goodbye))) == ({"e": Finished(1)}, ["a", "b", "c", "e"])
     assert desk.job.groups == {}
+
+
+def test_a_member_that_wants_a_further_step_and_is_too_few_hears_the_end():
+    desk = running("a", "b", min_replicas=2)
+    desk.commit()
+    desk.leave("a", finished=True)
+    assert [done.only(Finished) for done in desk.wait(1.0) if done.only(Finished)] == [{"b": Finished(1)}]
 
 
 def test_they_go_on_if_groups_that_have_died_make_them_enough():

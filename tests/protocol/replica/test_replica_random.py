@@ -52,6 +52,7 @@ from jaxft_protocol.replica.state import (
     Identity,
     Idle,
     LeaveNow,
+    Moved,
     Phase,
     PinState,
     Prepared,
@@ -171,6 +172,10 @@ class AnyReplica(RuleBasedStateMachine):
     def connect(self) -> None:
         self.on(Connected())
 
+    @rule(address=st.sampled_from(["a:1", "a:2"]))
+    def move(self, address: str) -> None:
+        self.on(Moved(address))
+
     @rule(busy=st.booleans())
     def disconnect(self, busy: bool) -> None:
         self.on(Disconnected("reset", busy))
@@ -275,7 +280,7 @@ class AnyReplica(RuleBasedStateMachine):
                     assert isinstance(event, Disconnected)
                     assert after.phase is Phase.OFFLINE
                 case Close():
-                    assert isinstance(event, Received | Tick)
+                    assert isinstance(event, Received | Tick | Moved)
                 case _:
                     pass
         if isinstance(event, Disconnected):
