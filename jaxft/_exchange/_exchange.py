@@ -46,6 +46,7 @@ from jaxft._exchange._lane import Lane, PeerLost, Task, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._patience import LOOK_S, Patience, Wait
 from jaxft._exchange._python_lane import PythonLane
+from jaxft._exchange._reduce import usual_floats
 
 _log = logging.getLogger("jaxft")
 
@@ -85,7 +86,8 @@ def exchange_into(
             f"The connections of quorum {links.quorum_id} are closed. The step needs a new quorum."
         )
     try:
-        _carry_out(links, task, patience, tell)
+        with usual_floats():
+            _carry_out(links, task, patience, tell)
     except BaseException:
         links.close()
         raise

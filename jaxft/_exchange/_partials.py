@@ -30,7 +30,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._node_values import Loose, NodeValues, merged
-from jaxft._exchange._reduce import BLOCK_ELEMENTS
+from jaxft._exchange._reduce import BLOCK_ELEMENTS, usual_floats
 from jaxft._exchange._sums import combine_into
 from jaxft._exchange._tree import Node, parent, root
 
@@ -162,7 +162,8 @@ class Partials:
             if child in self._on_device:
                 self._values[child] = self._on_device[child].on_host(self.layout)
                 del self._on_device[child]
-        self._values[node] = merged(self.layout, self._values.pop(left), self._values.pop(right))
+        with usual_floats():
+            self._values[node] = merged(self.layout, self._values.pop(left), self._values.pop(right))
 
     def _merged_on_device(self, node: Node) -> bool:
         pair = [self._on_device.get(child) for child in node.children]
@@ -188,11 +189,12 @@ class Partials:
         self.to_host()
         whole = root(self.shards)
         assert self.nodes == (whole,), f"holds {self.nodes} of {whole}"
-        for number, (region, out) in enumerate(zip(self.layout.regions, result, strict=True)):
-            for start in range(0, region.size, BLOCK_ELEMENTS):
-                stop = min(start + BLOCK_ELEMENTS, region.size)
-                total = self.part(whole, number, start, stop)
-                combine_into(out[start:stop], {whole: total}, self.shards, region)
+        with usual_floats():
+            for number, (region, out) in enumerate(zip(self.layout.regions, result, strict=True)):
+                for start in range(0, region.size, BLOCK_ELEMENTS):
+                    stop = min(start + BLOCK_ELEMENTS, region.size)
+                    total = self.part(whole, number, start, stop)
+                    combine_into(out[start:stop], {whole: total}, self.shards, region)
 
 
 def _check_all(layout: Layout, leaves: Sequence[Leaf]) -> None:

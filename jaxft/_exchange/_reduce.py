@@ -6,23 +6,61 @@ a true division in the accumulation dtype. The result is rounded once to the lea
 of many, by chunk or as a whole, at once or by rows first, ends in `combine_into`, so the bits cannot differ. The
 compiled lane (`_compiled.py`) does the same faster; this is its definition.
 
-Two things could break that. XLA may flush denormals where numpy does not, so it adds only on devices that have been
-seen to add as numpy does (`_device_sums.py`), and never on CPU. And which of two NaNs survives an addition depends on
-where the element is in numpy's loop (the vectorised body and the tail disagree), and so on how the work was divided:
-every NaN of a result is replaced by the one quiet NaN. Integers have neither problem; they are exact and wrap around.
+Three things could break that. The processor has a mode for each thread: a library that was built with -Ofast has
+denormals set to zero in the thread that loads it, and in the threads that this one starts. So `usual_floats` sets
+the mode around whatever sums, in both lanes. XLA may flush denormals where numpy does not, so it adds only on
+devices that have been seen to add as numpy does (`_device_sums.py`), and never on CPU. And which of two NaNs survives
+an addition depends on where the element is in numpy's loop (the vectorised body and the tail disagree), and so on how
+the work was divided: every NaN of a result is replaced by the one quiet NaN. Integers have none of these problems;
+they are exact and wrap around.
 """
 
+import contextlib
+import ctypes
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from jaxft._arrays._layout import Region
+from jaxft._errors import ConfigurationError
 from jaxft._exchange._tree import Node, root
 
 # Work in blocks that fit into the cache, so that the division and the check for NaN read the sum from there. 64 MB of
 # float32 take 38 ms in blocks of 128 K elements, 47 ms in 32 K, 88 ms in 8 K (overhead of calls); a bare add 23 ms.
 BLOCK_ELEMENTS = 1 << 17
+
+# Of libm. PyDLL: these calls take less time than giving up the interpreter's lock.
+_LIBM = ctypes.PyDLL("libm.so.6")
+_LIBM.fesetenv.argtypes = _LIBM.fegetenv.argtypes = [ctypes.c_void_p]
+# FE_DFL_ENV of fenv.h, on x86 and Arm: rounds to nearest, traps nothing, keeps denormals.
+_USUAL = ctypes.c_void_p(-1)
+# An fenv_t has 32 bytes on x86, and 8 on Arm.
+_FENV_BYTES = 64
+
+
+@contextlib.contextmanager
+def usual_floats() -> Iterator[None]:
+    """Within the context, this thread's floating-point arithmetic is IEEE 754's, denormals included."""
+    before = ctypes.create_string_buffer(_FENV_BYTES)
+    _LIBM.fegetenv(before)
+    _LIBM.fesetenv(_USUAL)
+    try:
+        yield
+    finally:
+        _LIBM.fesetenv(before)
+
+
+def check_floats() -> None:
+    """Raise ConfigurationError if arithmetic in this thread sets denormals to zero."""
+    least = np.array([2.0**-149], np.float32)
+    if (least + least).view(np.int32)[0] == 2:  # a comparison of denormals would take them as zeros, too
+        return
+    raise ConfigurationError(
+        "NumPy sets denormal numbers to zero in this thread, so this group would not compute the same bits as "
+        "others. A library that was built with -Ofast or -ffast-math has set this mode when it was loaded. Build it "
+        "without these, or import it in another thread first."
+    )
 
 
 def add_into(

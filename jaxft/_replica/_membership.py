@@ -22,6 +22,7 @@ from jaxft_protocol.replica.state import Identity
 from jaxft._base._ending import keep_status
 from jaxft._base._room import once_there_is_room
 from jaxft._errors import ConfigurationError
+from jaxft._exchange._reduce import check_floats
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._collectives import came_from_xla
@@ -78,10 +79,11 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
     """Connect this process with the others of its group, if `jax.distributed` has made them one.
 
     Raises:
-        ConfigurationError: the token or TLS cannot be used, the ranks have different numbers of devices, or
-            `jax.distributed` is not initialised in a rank of several.
+        ConfigurationError: NumPy flushes denormals, the token or TLS cannot be used, the ranks have different
+            numbers of devices, or `jax.distributed` is not initialised in a rank of several.
         CoordinatorUnreachable: this machine has found no route to it within the failure timeout.
     """
+    check_floats()
     rank, size = _rank_and_size(config.group)
     try:
         return _assemble(config, store, rank, size)
