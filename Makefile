@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Many images forbid Python to write bytecode, and each process would compile what it imports.
 export UV_COMPILE_BYTECODE := 1
 
-.PHONY: help setup demo chaos adversary test test-long test-newest test-oldest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
+.PHONY: help setup demo chaos adversary quick test test-launcher test-docs test-examples test-long test-newest test-oldest test-browser test-slurm test-ray test-kubernetes accelerator parity simulate mutants bench storm loops lint format docs chart release stubs clean
 
 help:  ## this text
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,11 +35,26 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
-test: $(STAMP) $(BIN)/helm  ## every guarantee and every part, 10 to 14 minutes on 2 cores
-	$(BIN)/pytest $(ARGS)
+# What needs a system of its own, or half an hour.
+ELSEWHERE := storm or slurm or ray or kubernetes
+
+quick: $(STAMP)  ## the protocol and pure values, in about a minute
+	$(BIN)/pytest -n 2 -m 'not long and not processes and not ($(ELSEWHERE))' tests/protocol tests/scenarios $(ARGS)
+
+test: $(STAMP)  ## every guarantee and every room, 5 to 8 minutes on 2 cores
+	$(BIN)/pytest -m 'not launcher and not manual and not examples and not long and not ($(ELSEWHERE))' $(ARGS)
+
+test-launcher: $(STAMP)  ## the command jaxft: launch, chaos, check, and the demo
+	$(BIN)/pytest -m 'launcher and not long and not ($(ELSEWHERE))' $(ARGS)
+
+test-docs: $(STAMP) $(BIN)/helm  ## every block, flag and link of the docs, and the charts
+	$(BIN)/pytest -m 'manual and not long and not ($(ELSEWHERE))' $(ARGS)
+
+test-examples: $(STAMP)  ## Llama 3, the ports and the loops of others
+	$(BIN)/pytest -m 'examples and not long and not ($(ELSEWHERE))' $(ARGS)
 
 test-long: $(STAMP) $(BIN)/helm  ## more of the same: what takes long each, 15 to 20 minutes on 2 cores
-	$(BIN)/pytest -m 'long and not storm and not slurm and not ray and not kubernetes' $(ARGS)
+	$(BIN)/pytest -m 'long and not ($(ELSEWHERE))' $(ARGS)
 
 test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test-newest NEWEST=python3.13
 	$(MAKE) test PYTHON="$(NEWEST)" VENV=.venv-newest
@@ -47,7 +62,7 @@ test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test
 test-oldest:  ## the same with the oldest versions that jaxft takes of what it needs, in .venv-oldest
 	$(MAKE) setup VENV=.venv-oldest
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --upgrade --resolution lowest-direct \
-		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,otlp]' -e launcher
+		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,otel]' -e launcher
 	# import-linter needs a newer rich than jaxft does.
 	$(MAKE) test VENV=.venv-oldest ARGS="--deselect tests/test_architecture.py::test_the_import_contracts_hold $(ARGS)"
 

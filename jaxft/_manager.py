@@ -29,6 +29,7 @@ from jaxft._session._credentials import TLS
 from jaxft._session._samples import check_shown
 from jaxft._session._session import Session
 from jaxft._supervised._beacon import Beacon, beacon_of_process
+from jaxft._telemetry._call import Observer
 from jaxft._telemetry._observer import Observers, observers_of
 
 if TYPE_CHECKING:
@@ -88,14 +89,14 @@ class Manager:
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
         host: the address at which the other groups reach this one; by default that of the environment variable
-            JAXFT_HOST, or else the one from which this machine reaches the coordinator. As `host:port` where what
-            they dial is forwarded to this process. Several separated by commas, one for each network interface, if
-            exchanges are to use all of them: in every group in the same order of networks. One whose interface is
-            dead when this group joins is left out, with a warning, as long as another works.
+            JAXFT_HOST, or else the one from which this machine reaches the coordinator. Or the name of a network
+            interface, such as "ib0". As `host:port` where what they dial is forwarded to this process.
+        port: the port at which this group listens, or a range such as "29600-29631", of which each process takes a
+            free one, for firewalls; by default that of the environment variable JAXFT_PORT, or else any that is free.
         exchange_threads: how many threads this process offers for a large exchange, each with a connection to every
             other group. An exchange uses as many as all groups offer, and no more than one for each 4 MiB; the bits
             do not depend on it. By default that of the environment variable JAXFT_EXCHANGE_THREADS, or else one for
-            every 4 cores, 4 at most, but no fewer than the addresses of `host`.
+            every 4 cores, 4 at most.
 
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
             default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
@@ -107,8 +108,7 @@ class Manager:
             in its name is replaced by the group's. By default that of the environment variable JAXFT_EVENTS. In a
             group of several processes, rank 0 writes it.
         tracer: a tracer of OpenTelemetry, `opentelemetry.trace.get_tracer(...)`: each call of the step becomes a span
-            (docs/operate.md). By default they go to the collector that the environment variable JAXFT_OTLP names, if
-            any. In a group of several processes, rank 0 makes them.
+            (docs/operate.md). In a group of several processes, rank 0 makes them.
 
     Raises:
         ConfigurationError: for an argument that cannot be right; on entering, if `token`, `tls` or `events` cannot
@@ -142,6 +142,7 @@ class Manager:
         other_meshes: bool = False,
         digest_every: int | None = None,
         host: str | None = None,
+        port: int | str | None = None,
         exchange_threads: int | None = None,
         token: str | None = None,
         tls: TLS | None = None,
@@ -162,6 +163,7 @@ class Manager:
             other_meshes=other_meshes or os.environ.get("JAXFT_OTHER_MESHES") == "1",
             digest_every=digest_every,
             host=host or os.environ.get("JAXFT_HOST"),
+            port=port or os.environ.get("JAXFT_PORT"),
             exchange_threads=_threads(exchange_threads),
             token=token,
             tls=tls,
@@ -307,15 +309,14 @@ class Manager:
 
                 self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)
-            self._observers = observers_of(config, member.identity, member.ranks.rank)
+            self._observers = Observers(self._of_settings(member))
             member.start()
             # Before any collective, and before any rank waits for the others in a save or a restore.
             self._compare_ranks({"checkpoints": "none" if config.checkpoints is None else "some"})
         except BaseException as error:
             self._close(error)
             raise
-        self._runner = Runner(config, member.identity, member.session, member.ranks, store, member.listener)
-        self._runner.observers = self._observers
+        self._runner = Runner(config, member, store, self._observers)
         if self._beacon is not None:
             session = member.session if config.checkpoints is None else None
             self._beacon.stranded_while(lambda: isinstance(session, Session) and session.stranded)
@@ -396,6 +397,19 @@ class Manager:
             if self._config.checkpoints is not None and not (failed and self._member.ranks.size > 1):
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close(ends_with)
+
+    def _of_settings(self, member: Membership) -> list[Observer]:
+        """The observers that the settings ask for: rank 0 tells of its group."""
+        config = self._config
+        if member.ranks.rank:
+            return []
+        return observers_of(
+            member.identity,
+            events=config.events,
+            tracer=config.tracer,
+            step=config.step,
+            spare=config.spare,
+        )
 
     def _compare_ranks(self, settings: Mapping[str, str]) -> None:
         """Refuse this rank if it differs from rank 0 in what decides which collectives it takes part in.

@@ -16,7 +16,6 @@ from jaxft._base._callers import one_caller
 from jaxft._base._numbers import whole
 from jaxft._base._transfers import MAY_TRANSFER
 from jaxft._errors import ConfigurationError, JaxftError
-from jaxft._manager import Manager
 from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
 from jaxft._programs._checks import (
@@ -41,7 +40,7 @@ from jaxft._programs._shardings import placed
 from jaxft._programs._static_args import Statics
 from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._replica._alone import Alone
-from jaxft._replica._engine import BatchFor, Call, Engine, OwnBatch, StateBatches
+from jaxft._replica._engine import AnyManager, BatchFor, Call, Engine, OwnBatch, StateBatches
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
 from jaxft.data._from_state import FromState, variable_with
@@ -52,7 +51,7 @@ _log = logging.getLogger("jaxft")
 
 def fault_tolerant(
     train_step: Callable[..., tuple[Any, Any]],
-    manager: Manager | None,
+    manager: AnyManager | None,
     *,
     shards: int | None = None,
     axis_name: str | None = None,
@@ -135,7 +134,7 @@ def fault_tolerant(
 def from_functions(
     grad_fn: Callable[[Any, Any], tuple[Any, Any]],
     update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
-    manager: Manager | None,
+    manager: AnyManager | None,
     *,
     shards: int | None = None,
     nonfinite: Policy = "warn",
@@ -189,7 +188,7 @@ class Step:
         self,
         train_step: Callable[..., Any],
         statics: Statics,
-        manager: Manager | None,
+        manager: AnyManager | None,
         axis: Axis,
         nonfinite: Policy,
         arrays: Callable[[Any], bool] | None = None,

@@ -35,7 +35,7 @@ from jax._src import compiler
 from jaxft_coordinator.shell import _listener
 from jaxft_protocol.host.admission import RateLimitFilter
 
-from tests import dealing, patience, shared
+from tests import dealing, parts, patience, shared
 
 # Coordinators in tests listen as those of users do.
 _listener.choose()
@@ -48,6 +48,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Load makes an example slow, not wrong.
 hypothesis_settings.register_profile("patient", deadline=None)
 hypothesis_settings.load_profile("patient")
+
+_promised = parts.promised()
 
 # For a test that does not stop when asked.
 LAST_RESORT_S = 30.0
@@ -69,6 +71,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(shared.remove)
     for name, value in shared.compiled().items():
         jax.config.update(name, value)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by these markers
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark each test with the part that it belongs to."""
+    if part := parts.part_of(item.path, _promised):
+        item.add_marker(part)
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has left out what is not to run

@@ -1,7 +1,11 @@
 """What may import what, and what importing costs."""
 
 import re
+import shutil
+import subprocess
 import sys
+import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,13 +58,41 @@ print("light")
 """
 
 
-def test_the_import_contracts_hold():
-    lint_imports = Path(sys.executable).with_name("lint-imports")
-    done = patience.run(
-        [str(lint_imports), "--no-cache"], cwd=ROOT, capture_output=True, text=True, limit_s=PATIENCE_S
-    )
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    return patience.run(command, cwd=folder, capture_output=True, text=True, limit_s=PATIENCE_S)
+
+
+def test_the_import_contracts_hold() -> None:
+    done = lint_imports(ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def test_an_import_to_the_same_floor_or_a_higher_one_is_found(tmp_path: Path) -> None:
+    """One for each pair of rooms, planted in a copy, and a room that the contract does not name."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copytree(ROOT / "jaxft", tmp_path / "jaxft", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (floors,) = (contract["layers"] for contract in contracts if contract.get("exhaustive"))
+    rooms = [(floor, room) for floor, names in enumerate(floors) for room in names.split(" | ")]
+    forbidden = [
+        (room, other) for floor, room in rooms for above, other in rooms if above <= floor and other != room
+    ]
+    for _, room in rooms:
+        targets = "".join(f"import jaxft.{other}\n" for here, other in forbidden if here == room)
+        folder = tmp_path / "jaxft" / room
+        with (folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")).open("a") as file:
+            file.write(f"def _planted():\n    import sys\n{textwrap.indent(targets, '    ')}")
+    (tmp_path / "jaxft" / "_new.py").touch()
+
+    found = lint_imports(tmp_path).stdout
+    assert len(rooms) > 15
+    missed = [
+        pair for pair in forbidden if "jaxft.{} is not allowed to import jaxft.{}:".format(*pair) not in found
+    ]
+    assert not missed, found
+    assert "- jaxft._new" in found
 
 
 def test_importing_jaxft_is_light():

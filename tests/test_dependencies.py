@@ -24,15 +24,11 @@ PACKAGES = {
 EXTRAS = {
     ("jaxft", "orbax-checkpoint"): "checkpoints",
     ("jaxft", "opentelemetry-api"): "otel",
-    ("jaxft", "opentelemetry-exporter-otlp-proto-http"): "otlp",
-    ("jaxft", "opentelemetry-sdk"): "otlp",
     ("jaxft-coordinator", "aetcd"): "etcd",
 }
 # Modules of packages that several distributions share.
 SHARED = {
     "google.protobuf": "protobuf",
-    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
-    "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry.trace": "opentelemetry-api",
 }
 # Run as a program, and not imported.

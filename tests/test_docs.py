@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import parts
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
@@ -41,14 +43,8 @@ def test_a_path_that_does_not_exist_is_found(tmp_path: Path) -> None:
     assert list(missing(page)) == ["jaxft/_gone.py", "gone.py", "gone"]
 
 
-def named_tests(text: str) -> Iterator[Path]:
-    """The files and folders of tests that a page names, with their folder or without."""
-    for name in re.findall(r"`(tests/[\w/.]+|test_\w+\.py)(?:::\w+)?`", text):
-        yield from [ROOT / name] if name.startswith("tests/") else (ROOT / "tests").rglob(name)
-
-
 def test_no_guarantee_waits_for_the_long_tests() -> None:
-    named = set(named_tests((ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")))
+    named = parts.promised()
     assert len(named) > 30
     files = {path for path in named if path.is_file()}
     assert [path for path in sorted(files) if "mark.long" in path.read_text(encoding="utf-8")] == []

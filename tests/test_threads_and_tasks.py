@@ -42,14 +42,12 @@ KNOWN = {
     ("jaxft/_heal/_store.py", "StateStore._start_copy"): "tests/heal/test_accelerator_state.py",
     ("jaxft/_base/_room.py", "start_thread.start"): "each call of it is listed here",
     ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
-    ("jaxft/_transport/_names.py", "_Host.ask"): "tests/transport/test_names.py",
     ("jaxft/_ranks/_link.py", "Link.start"): "tests/ranks/test_link.py",
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",
-    ("jaxft/_telemetry/_line_file.py", "LineFile.__init__"): "tests/telemetry/test_line_file.py",
+    ("protocol/jaxft_protocol/host/lines.py", "_started"): "tests/protocol/test_lines.py",
     ("jaxft/_ranks/_leader.py", "Leader._hear"): "tests/ranks/test_link.py",
     ("launcher/jaxft_launch/check/_check.py", "Check._begin"): "tests/health/test_check.py",
     ("jaxft/_supervised/_beacon.py", "Beacon.__init__"): "tests/launch/test_beacon.py",
-    ("launcher/jaxft_launch/supervise/_attached.py", "attach"): "tests/launch/test_hosts.py",
     ("jaxft/_supervised/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_supervised/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",
     ("launcher/jaxft_launch/storm/_network.py", "Network.__init__"): "tests/chaos/test_chaos_network.py",
@@ -87,10 +85,6 @@ KNOWN = {
         "Server.Session",
     ): "tests/coordinator/test_failing_parts.py",
     (
-        "coordinator/jaxft_coordinator/observe/_event_file.py",
-        "EventFile.run",
-    ): "its result is awaited at once",
-    (
         "coordinator/jaxft_coordinator/http/_app.py",
         "make_app.metrics",
     ): "its result is awaited at once",
@@ -110,7 +104,6 @@ KNOWN = {
         "coordinator/jaxft_coordinator/http/serve.py",
         "HttpPort._run",
     ): "a task group raises what its tasks raise",
-    ("coordinator/jaxft_coordinator/_serve.py", "_serve_until"): "tests/operate/test_http.py",
     (
         "coordinator/jaxft_coordinator/shell/_server.py",
         "Server._sweep_forever",
@@ -137,7 +130,12 @@ def starts(path: Path) -> Iterator[str]:
 def found() -> Counter[tuple[str, str]]:
     files = [
         path
-        for folder in ("jaxft", "coordinator/jaxft_coordinator")
+        for folder in (
+            "jaxft",
+            "coordinator/jaxft_coordinator",
+            "launcher/jaxft_launch",
+            "protocol/jaxft_protocol",
+        )
         for path in sorted((ROOT / folder).rglob("*.py"))
     ]
     return Counter((str(path.relative_to(ROOT)), name) for path in files for name in starts(path))

@@ -18,9 +18,9 @@ from jaxft_protocol import credentials
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.host import tls
 from jaxft_protocol.host.admission import allow_all_descriptors
+from jaxft_protocol.host.lines import LineFile
 
 from jaxft_coordinator._arguments import Arguments
-from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell._server import Server
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
@@ -127,15 +127,12 @@ async def _serve_until(
     stopped: asyncio.Event,
     server: Server,
     http: "HttpPort | None",
-    events: EventFile | None,
+    events: LineFile | None,
     on_stop: Callable[[], None],
 ) -> None:
     await server.start()
     if http is not None:
         await _start_beside(server, http)
-    writing = None if events is None else asyncio.create_task(events.run())
-    if writing is not None:
-        writing.add_done_callback(say_why)
     # The objects made so far stay: do not scan them for garbage again and again.
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
@@ -149,8 +146,7 @@ async def _serve_until(
     if http is not None:
         await http.stop()
     await server.stop()
-    if events is not None and writing is not None:
-        writing.cancel()
+    if events is not None:
         events.close()
     if failure is not None:
         raise failure
@@ -167,17 +163,17 @@ async def _start_beside(server: Server, http: "HttpPort") -> None:
     http.running.add_done_callback(say_why)
 
 
-def _event_file(arguments: Arguments, observer: Observer | None) -> EventFile | None:
+def _event_file(arguments: Arguments, observer: Observer | None) -> LineFile | None:
     if arguments.events is None or observer is None:
         return None
     try:
-        events = EventFile(arguments.events)
+        events = LineFile(arguments.events, logging.getLogger("jaxft_coordinator.observe"))
     except OSError as error:
         raise OSError(
             f"cannot write events to {str(arguments.events)!r}: {error.strerror or error}. Name a file for --events "
             "in a folder that is there, and to which this user may write"
         ) from error
-    observer.listen(events.put)
+    observer.listen(lambda job, number, text: events.put(text))
     return events
 
 

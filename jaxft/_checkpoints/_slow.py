@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxft._transport._sockets import SLOW_WAIT_S
+from jaxft_protocol.values import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
 

@@ -16,7 +16,6 @@ from jaxft._exchange._frames import Stamp
 from jaxft._exchange._patience import Patience, Wait
 from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener
-from jaxft._transport._names import look_up
 from jaxft._transport._sockets import Aborted, wait_any
 
 
@@ -176,10 +175,9 @@ class _Mesh:
 
     def _dial(self, numbers: Iterable[int]) -> None:
         """Dial the later ones of these members; the earlier ones dial us."""
-        later = [number for number in numbers if number > self.me]
-        look_up(self.members[number].address for number in later)
-        for number in later:
-            self._dial_one(number)
+        for number in numbers:
+            if number > self.me:
+                self._dial_one(number)
 
     def _dial_one(self, number: int) -> None:
         peer = self.members[number]
@@ -187,9 +185,7 @@ class _Mesh:
             to_peer = replace(
                 self.request, to_group=peer.group, to_incarnation=peer.incarnation, rank=peer.rank
             )
-            self.waiting[number] = Dialling(
-                peer.address, to_peer, self.listener.key, limit_s=self.patience.timeout_s
-            )
+            self.waiting[number] = Dialling(peer.address, to_peer, self.listener.key)
         except ConnectionError as error:
             raise _failed(self.request, str(error), [peer]) from error
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from jaxft._transport._sockets import SLOW_WAIT_S
+from jaxft_protocol.values import SLOW_WAIT_S
 
 _log = logging.getLogger("jaxft")
 

@@ -27,7 +27,6 @@ from jaxft._exchange._grid_links import AnyLinks, MakePatience, exchange_over
 from jaxft._exchange._lane import Task
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._plan import strands_of
-from jaxft._transport._cores import stay_near
 from jaxft._transport._sockets import Abort, wait_flags
 from jaxft._transport._threads import Team
 
@@ -142,18 +141,11 @@ class SpanLinks:
                 carry_out(way, task)
             return
 
-        def carry_out_nearby(way: Way, task: Task) -> None:
-            # The thread is this strand's own, and ends with it.
-            stay_near([connection.sock for connection in self._links_for(way).all_connections()])
-            carry_out(way, task)
-
         running = _Running(len(work), self._stop)
         team = Team()
         try:
             for number, each in enumerate(work):
-                team.start(
-                    f"jaxft-exchange-{number}", functools.partial(running.run, carry_out_nearby, *each)
-                )
+                team.start(f"jaxft-exchange-{number}", functools.partial(running.run, carry_out, *each))
             wait_flags(self._abort, running.over)  # every wait of an exchange has a deadline
             if self._abort.is_set:
                 self._stop.set(self._abort.reason)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxft_protocol.credentials import DataKey
 from jaxft_protocol.messages import WHOLE
 from jaxft_protocol.ranks.lanes import Span
+from jaxft_protocol.values import SLOW_WAIT_S
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType
@@ -36,7 +37,7 @@ from jaxft._heal._frames import (
 )
 from jaxft._heal._stripes import Stripes, ask, header, text
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, dial
-from jaxft._transport._sockets import SLOW_WAIT_S, Aborted
+from jaxft._transport._sockets import Aborted
 from jaxft._transport._threads import Team
 
 _log = logging.getLogger("jaxft")

@@ -18,6 +18,7 @@ from jaxft_protocol.ranks import follower as core
 from jaxft_protocol.ranks import messages
 from jaxft_protocol.ranks.messages import Decided, Directed, Judged, Verdict
 from jaxft_protocol.replica.state import Attempt, Directive, Event, TakeDigest
+from jaxft_protocol.values import LongWait
 from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
@@ -32,8 +33,6 @@ from jaxft._transport._sockets import Abort
 _log = logging.getLogger("jaxft")
 
 _LOOK_S = 0.5
-# Log waits longer than this, and again each time the wait has doubled.
-_FIRST_MENTION_S = 5.0
 _M = TypeVar("_M")
 _O = TypeVar("_O", Directed, Decided, Judged)
 
@@ -50,7 +49,7 @@ class Follower:
         connection: to rank 0; owned.
         rank: this process's rank.
         size: the number of ranks.
-        address: reads where the same rank of other groups reaches this one. Called at each beat.
+        address: where the same rank of other groups reaches this one.
         pins: keeps states for joiners, as rank 0 says.
         silence_s: how long rank 0 may be silent.
         first_s: how long it may be until its first message: it waits for the slowest of the other ranks.
@@ -63,7 +62,7 @@ class Follower:
         *,
         rank: int,
         size: int,
-        address: Callable[[], str],
+        address: str,
         pins: Pins,
         silence_s: float,
         first_s: float,
@@ -71,14 +70,13 @@ class Follower:
     ) -> None:
         self.rank = rank
         self.size = size
-        self.address = address()
+        self.address = address
         self.quorum: NewQuorum | None = None
         self.history = HistoryId(0)
         self.frontier: tuple[Step | None, bool] = (None, False)
         self.all_computed = (QuorumId(0), Step(0))
         self.computed = (QuorumId(0), Step(0))
         self._name = name
-        self._read_address = address
         self._pins = pins
         # Guards the core, which events of the training thread and of the link change.
         self._changed = threading.Condition()
@@ -105,7 +103,7 @@ class Follower:
             first_s=first_s,
             name=name,
         )
-        self._say_hello()
+        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=rank, address=address)))
         self._link.start()
 
     # ---- as a session ----
@@ -113,21 +111,11 @@ class Follower:
     def post(self, event: Event) -> None:
         """Rank 0 posts for the whole group."""
 
-    def moves(self) -> bool:
-        """Rank 0 has the address of the last beat."""
-        return False
-
     def drain(self) -> None:
         """Have rank 0 leave the job for the whole group. A signal handler may call it: it takes no lock."""
         self._drains = True
 
-    def _say_hello(self) -> None:
-        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=self.rank, address=self.address)))
-
     def _beat(self) -> bytes:
-        if (address := self._read_address()) != self.address:
-            self.address = address
-            self._say_hello()
         waits_s = self._waits.seconds(self._takes_directive)
         beat = pb.Beat(
             progress=self._progress, drains=self._drains, waits_s=waits_s, away=self._look_outside()
@@ -335,7 +323,7 @@ class Follower:
 
     def _wait(self, look: Callable[[], _M | None], what: str) -> _M:
         """Wait as long as rank 0 is there. `look` waits for a moment."""
-        began_s, mention_s = time.monotonic(), _FIRST_MENTION_S
+        waiting = LongWait(time.monotonic())
         while True:
             ended = self._ended
             if (found := look()) is not None:
@@ -345,9 +333,7 @@ class Follower:
                     f"Rank 0 of group {self._name!r} has ended{f' with {ended}' if ended else ''}, while "
                     f"rank {self.rank} waits for {what}. Every rank must run the same number of steps."
                 )
-            waited_s = time.monotonic() - began_s
-            if waited_s >= mention_s:
-                mention_s = 2 * waited_s
+            if (waited_s := waiting.to_say(time.monotonic())) is not None:
                 _log.info(
                     "[jaxft %s] rank %d has waited %.0f s for %s", self._name, self.rank, waited_s, what
                 )

@@ -13,6 +13,7 @@ from jaxft_protocol.ranks import leader as core
 from jaxft_protocol.ranks import messages
 from jaxft_protocol.ranks.messages import Decided, Directed, Order, StopWork, Verdict
 from jaxft_protocol.replica.state import Directive
+from jaxft_protocol.values import LongWait
 
 from jaxft._base._room import start_thread
 from jaxft._errors import SessionFailed
@@ -25,8 +26,6 @@ from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
 
-# Log waits longer than this, and again each time the wait has doubled.
-_FIRST_MENTION_S = 5.0
 # How often a wait for another rank checks whether that one has ended, or has to be stopped.
 _LOOK_S = 0.1
 
@@ -84,15 +83,15 @@ class Leader:
             link.start()
 
     def addresses(self, timeout_s: float) -> list[str]:
-        """Where the other groups reach the other ranks, in their order, as each has told last.
+        """Where the other groups reach the other ranks, in their order.
 
         Raises:
-            TimeoutError: a rank has not told its first address in time.
+            TimeoutError: a rank has not sent its address in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: all(self._addresses), timeout_s):
                 silent = 1 + self._addresses.index("")
-                raise TimeoutError(f"rank {silent} has not told its address for {timeout_s:g} s")
+                raise TimeoutError(f"rank {silent} has not sent its address for {timeout_s:g} s")
             return list(self._addresses)
 
     def direct(self, directive: Directive) -> None:
@@ -231,14 +230,12 @@ class Leader:
 
     def _saved_by(self, rank: int, number: int) -> str:
         """Wait as long as that rank's disk takes; if the rank is gone, this process ends. Return why it failed."""
-        began_s, mention_s = time.monotonic(), _FIRST_MENTION_S
+        waiting = LongWait(time.monotonic())
         while True:
             with contextlib.suppress(queue.Empty):
                 if (found := self._saved[rank - 1].get(timeout=_LOOK_S)).number == number:
                     return found.failure
-            waited_s = time.monotonic() - began_s
-            if waited_s >= mention_s:
-                mention_s = 2 * waited_s
+            if (waited_s := waiting.to_say(time.monotonic())) is not None:
                 _log.info("[jaxft %s] waiting %.0f s for rank %d to write", self._name, waited_s, rank)
             if self._core.ranks[rank - 1].ended is not None and self._saved[rank - 1].empty():
                 raise SessionFailed(

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from jaxft_protocol.proto import ranks_pb2 as pb
+from jaxft_protocol.values import SLOW_WAIT_S
 
 from jaxft._base._ending import end_at_once
 from jaxft._base._room import start_thread
 from jaxft._transport._seals import Connection, is_tag
-from jaxft._transport._sockets import SLOW_WAIT_S, Abort, Aborted, pause, recv_exactly, send_all, wait
+from jaxft._transport._sockets import Abort, Aborted, pause, recv_exactly, send_all, wait
 
 _log = logging.getLogger("jaxft")
 

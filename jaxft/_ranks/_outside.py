@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
-
-from jaxft._transport._sockets import SLOW_WAIT_S
+from jaxft_protocol.values import SLOW_WAIT_S
 
 # So many callers outside of JAX are named.
 _CALLERS = 4

@@ -112,14 +112,6 @@ class Ranks(Protocol):
 class Leading(Ranks, Protocol):
     """What the session of rank 0 tells the other ranks."""
 
-    def addresses(self, timeout_s: float) -> Sequence[str]:
-        """Where the others reach the other ranks now, in their order.
-
-        Raises:
-            TimeoutError: a rank has not told its first address in time.
-        """
-        ...
-
     def direct(self, directive: Directive) -> None: ...
     def left(self) -> None: ...
     def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]: ...
@@ -136,11 +128,7 @@ class Directing(Protocol):
 
     @property
     def address(self) -> str:
-        """Where the others reach this process, as it has announced last; in rank 0, its whole group."""
-        ...
-
-    def moves(self) -> bool:
-        """Return whether an address that was announced is dead; if so, this group joins again without it."""
+        """Where the others reach this process; in rank 0, its whole group."""
         ...
 
     @property
@@ -167,9 +155,6 @@ class OneRank:
 
     rank = 0
     size = 1
-
-    def addresses(self, timeout_s: float) -> Sequence[str]:
-        return ()
 
     def direct(self, directive: Directive) -> None:
         """Rank 0's own training thread has it already."""

@@ -38,9 +38,11 @@ from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call, OwnBatch, StateBatches
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._membership import Membership
 from jaxft._report import Record
-from jaxft._transport._endpoints import Endpoint, agreed_threads, endpoints_at
-from jaxft._transport._listener import Abort, Listener
+from jaxft._telemetry._observer import Observers
+from jaxft._transport._endpoints import agreed_threads, endpoints_at
+from jaxft._transport._listener import Abort
 
 _log = logging.getLogger("jaxft")
 
@@ -99,17 +101,17 @@ class Attempts:
     def __init__(
         self,
         config: GroupConfig,
-        session: Directing,
-        ranks: Ranks,
-        listener: Listener,
+        member: Membership,
+        observers: Observers,
         held: HeldState,
         finite: FiniteCheck,
     ) -> None:
         self._config = config
         self._me = GroupName(config.group)
-        self._session = session
-        self._ranks = ranks
-        self._listener = listener
+        self._session: Directing = member.session
+        self._ranks: Ranks = member.ranks
+        self._listener = member.listener
+        self._observers = observers
         self._held = held
         self._finite = finite
         self._work = _Work(held.step)
@@ -152,7 +154,7 @@ class Attempts:
 
     def apply(self, call: Call, step: int, record: Record) -> None:
         """Apply the means of the last attempt, which the job has committed."""
-        _log.debug("apply step %d", step)
+        self._observers.enters("apply", step)
         record.vote_s = time.perf_counter() - self._voted_s
         work = self._work
         assert work.step == step == self._held.step
@@ -218,7 +220,7 @@ class Attempts:
             key = self._key(call, shard)
             if key not in self._work.stages[run.stop - 1].locals:
                 self._shard = shard
-                _log.debug("compute step %d shard %d%s", self._work.step, shard, _stage_text(run.start))
+                self._observers.enters("compute", self._work.step, f" shard {shard}{_stage_text(run.start)}")
                 self._run(call, run, key, shard)
                 if run.start == 0:
                     record.shards.append(shard)
@@ -330,8 +332,7 @@ class Attempts:
             self._work.nonfinite = record.nonfinite = verdict.note
             return True
         self._drop_links()
-        # An interface of this group may be dead: then it joins again without it, and accuses no group.
-        if not verdict.stopped and not self._session.moves():
+        if not verdict.stopped:
             accused = tuple(GroupName(peer) for peer in verdict.accused)
             self._session.post(ExchangeBroke(quorum.quorum_id, Step(step), accused, verdict.failure))
         return False
@@ -358,7 +359,7 @@ class Attempts:
         step, timeout_s = self._held.step, self._config.failure_timeout_s
         self._more_s = more_s
         self._waits.begin(step)
-        _log.debug("exchange step %d%s", step, _stage_text(number))
+        self._observers.enters("exchange", step, _stage_text(number))
         if self._links is None or self._links.quorum_id != quorum.quorum_id:
             self._links = self._span_links(call, number, quorum, abort)
         partials = self._work.stages[number].partials
@@ -379,8 +380,6 @@ class Attempts:
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
-        me = _endpoint_of(quorum, self._me, self._ranks.rank)
-
         def connected(span: Span | None, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
             lane = 0 if span is None else span.start
             return open_links(
@@ -388,7 +387,7 @@ class Attempts:
                 job=self._config.job,
                 quorum_id=quorum.quorum_id,
                 me=self._me,
-                members=[_peer(member, lane, pieces.lanes.count, me, strand) for member in quorum.members],
+                members=[_peer(member, lane, pieces.lanes.count) for member in quorum.members],
                 abort=abort,
                 patience=self._patience(quorum, step, timeout_s + self._more_s),
                 lane=lane,
@@ -418,7 +417,7 @@ class Attempts:
 
     def _vote(self, call: Call, quorum: NewQuorum, record: Record) -> None:
         step, work = self._held.step, self._work
-        _log.debug("vote step %d", step)
+        self._observers.enters("vote", step)
         self._voted_s = time.perf_counter()
         digest = self._held.started_digest()
         assert digest is not None or step != quorum.step, "the first step of a quorum is compared"
@@ -465,13 +464,8 @@ def _threads(quorum: NewQuorum) -> int:
     return agreed_threads(member.address for member in quorum.members) if len(quorum.members) > 1 else 1
 
 
-def _endpoint_of(quorum: NewQuorum, group: GroupName, rank: int) -> Endpoint:
-    return next(endpoints_at(member.address)[rank] for member in quorum.members if member.group == group)
-
-
-def _peer(member: Member, lane: int, lanes: int, me: Endpoint, strand: int) -> Peer:
-    """The member's process that holds a lane, at the address where `me` dials it for a strand."""
+def _peer(member: Member, lane: int, lanes: int) -> Peer:
+    """The member's process that holds a lane."""
     ranks = endpoints_at(member.address)
     rank = rank_of(lane, len(ranks), lanes)
-    address = me.way_to(ranks[rank], strand)
-    return Peer(member.group, member.incarnation, address, member.shards, rank, len(ranks))
+    return Peer(member.group, member.incarnation, ranks[rank].address, member.shards, rank, len(ranks))

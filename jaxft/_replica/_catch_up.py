@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxft_protocol.messages import Heal, Step
 from jaxft_protocol.ranks.lanes import Span, rank_of
-from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Identity, Replay, Replayed
+from jaxft_protocol.replica.state import HealBroke, Healed, HealFrom, Replay, Replayed
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._pieces import Pieces
@@ -20,10 +20,12 @@ from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._membership import Membership
 from jaxft._replica._rehearsal import Rehearsal
 from jaxft._report import HealReport, Record
+from jaxft._telemetry._observer import Observers
 from jaxft._transport._endpoints import endpoints_at
-from jaxft._transport._listener import Abort, Listener
+from jaxft._transport._listener import Abort
 
 _log = logging.getLogger("jaxft")
 
@@ -34,21 +36,20 @@ class CatchUp:
     def __init__(
         self,
         config: GroupConfig,
-        identity: Identity,
-        session: Directing,
-        ranks: Ranks,
-        listener: Listener,
+        member: Membership,
+        observers: Observers,
         held: HeldState,
         finite: FiniteCheck,
     ) -> None:
         self._config = config
-        self._me = identity
-        self._session = session
-        self._ranks = ranks
-        self._key = listener.key
+        self._me = member.identity
+        self._session: Directing = member.session
+        self._ranks: Ranks = member.ranks
+        self._key = member.listener.key
+        self._observers = observers
         self._held = held
         self._finite = finite
-        self._rehearsal = Rehearsal(session, ranks, held)
+        self._rehearsal = Rehearsal(self._session, self._ranks, held)
         self._fetcher: SpanFetcher | None = None
         self._fetches_for = 0  # the heal that the fetcher is for
         self._began_s = 0.0
@@ -59,6 +60,7 @@ class CatchUp:
         self._began_s = time.perf_counter()
         donors = tuple(donor.group for donor in heal.donors)
         _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
+        self._observers.enters("heal", heal.step)
         pieces = call.programs.state_pieces
         self._rehearsal.start(call)
         with (
@@ -74,7 +76,6 @@ class CatchUp:
                 failure = str(error)
             verdict = operation.settle(failure)
             if not verdict.ok:
-                self._session.moves()
                 # Also if it was aborted: a reconnected session waits for a report of what this group holds.
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
@@ -92,7 +93,7 @@ class CatchUp:
             # The frontier moved before the session's thread got the report of the last replay, so the directive names
             # the same step again. Applying it twice would corrupt the state.
             return False
-        _log.debug("replay step %d", step)
+        self._observers.enters("replay", step)
         with (
             self._session.activity(directive, Abort()) as abort,
             self._ranks.operation("replay", abort) as operation,
@@ -115,7 +116,6 @@ class CatchUp:
                 failure = str(error)
             verdict = operation.settle(failure, note=note)
             if not verdict.ok:
-                self._session.moves()
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
             self._held.replay_edit(self._placed(call, numbers, edits))
@@ -155,11 +155,11 @@ class CatchUp:
         return self._fetcher
 
     def _of_span(self, heal: Heal, span: Span | None, pieces: Pieces) -> Fetcher:
-        (me, *_), donors = endpoints_at(self._session.address), list[DonorAt]()
+        donors = list[DonorAt]()
         for donor in heal.donors:
             ranks = endpoints_at(donor.address)
             rank = 0 if span is None else rank_of(span.start, len(ranks), pieces.lanes.count)
-            donors.append(DonorAt(donor.group, donor.incarnation, me.way_to(ranks[rank]), rank))
+            donors.append(DonorAt(donor.group, donor.incarnation, ranks[rank].address, rank))
         return Fetcher(
             job=self._me.job,
             group=self._me.group,

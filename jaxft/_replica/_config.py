@@ -15,8 +15,8 @@ from jaxft._base._numbers import check_positive, whole
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
 from jaxft._session._credentials import TLS
-from jaxft._transport._endpoints import MAX_THREADS, Endpoint, endpoint_of
-from jaxft._transport._own_address import own_address
+from jaxft._transport._addresses import given_address, own_address
+from jaxft._transport._endpoints import MAX_THREADS, Endpoint, usual_threads
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
@@ -57,6 +57,7 @@ class GroupConfig:
     other_meshes: bool = False
     digest_every: int | None = None
     host: str | None = None
+    port: int | str | None = None
     exchange_threads: int | None = None
     token: str | None = field(default=None, repr=False)  # must not appear in tracebacks and logs
     tls: TLS | None = None
@@ -87,7 +88,8 @@ class GroupConfig:
                 f"history is {self.history}, which is no history of a job: pass the `manager.history` that was saved "
                 "with the state."
             )
-        _check_hosts(self.host)
+        _check_host(self.host)
+        _ports_of(self.port)
         if self.exchange_threads is not None and self.exchange_threads > MAX_THREADS:
             raise ConfigurationError(
                 f"exchange_threads is {self.exchange_threads}, but an exchange has at most {MAX_THREADS}: each has "
@@ -108,39 +110,63 @@ class GroupConfig:
     @property
     def gives_host(self) -> bool:
         """Whether the user has said where the other groups reach this process."""
-        return bool(_hosts(self.host))
+        return bool(self.host)
+
+    @property
+    def ports(self) -> range:
+        """Where this process may listen; port 0 stands for any that is free."""
+        return _ports_of(self.port)
 
     def endpoint(self, port: int, *, limit_s: float) -> Endpoint:
         """Where the other groups reach this process, which listens on `port`.
 
-        Waits for a route to the coordinator, at most `limit_s`, if no `host` was given.
+        Waits at most `limit_s` for what `host` names to have an address, or for a route to the coordinator.
 
         Raises:
+            ConfigurationError: `host` leads to no address.
             CoordinatorUnreachable: this machine has found no route to it in that time.
         """
-        hosts = _hosts(self.host) or [own_address(self.coordinator, limit_s)]
-        return endpoint_of(hosts, port, self.exchange_threads)
+        host, forwarded = _host_and_port(self.host) if self.host else ("", "")
+        ip = given_address(host, limit_s) if host else own_address(self.coordinator, limit_s)
+        return Endpoint(f"{ip}:{forwarded or port}", self.exchange_threads or usual_threads())
 
 
-def _hosts(host: str | None) -> list[str]:
-    return [each.strip() for each in host.split(",") if each.strip()] if host else []
-
-
-def _check_hosts(host: Any) -> None:
-    hosts = _hosts(host) if host is None or isinstance(host, str) else [""]
-    if len(hosts) > MAX_THREADS or not all(map(_is_host, hosts)):
-        raise ConfigurationError(
-            "host must be a host name or an address, or several separated by commas, one for each network interface "
-            f"and at most {MAX_THREADS}, not {host!r:.200}"
-        )
+def _check_host(host: Any) -> None:
+    if host is None or (isinstance(host, str) and _is_host(host)):
+        return
+    several = isinstance(host, str) and "," in host
+    raise ConfigurationError(
+        f"host must be one address, network interface or host name, not {host!r:.200}"
+        + (": for several network cards run one process for each, or bond them." if several else "")
+    )
 
 
 def _is_host(text: str) -> bool:
     try:
-        text.encode("idna")  # as the other groups will, to ask for its address
+        text.encode("idna")  # as a name server is asked
     except UnicodeError:
         return False
-    return bool(text) and text.isprintable() and not any(mark in text for mark in "*+ ")
+    return text.isprintable() and not any(mark in text for mark in "*+, ")
+
+
+def _host_and_port(host: str) -> tuple[str, str]:
+    """Divide "host:port"; the port is "" if there is none. The colons of "::1" do not separate a port."""
+    name, colon, port = host.rpartition(":")
+    if colon and port.isdigit() and (":" not in name or name.endswith("]")):
+        return name, port
+    return host, ""
+
+
+def _ports_of(port: Any) -> range:
+    text = port if isinstance(port, str) else str(port or 0)
+    first, last = text.split("-", 1) if "-" in text else (text, text)
+    digits = all(each.isascii() and each.isdigit() and len(each) <= 5 for each in (first, last))
+    if isinstance(port, bool) or not digits or not int(first) <= int(last) <= 65535:
+        raise ConfigurationError(
+            f"port must be a port of up to 65535 at which this group listens, or a range of them, such as "
+            f'"29600-29631" for up to 32 processes of one machine, not {port!r:.200}'
+        )
+    return range(int(first), int(last) + 1)
 
 
 def _check_address(coordinator: str) -> None:
@@ -154,6 +180,11 @@ def _check_address(coordinator: str) -> None:
             raise ConfigurationError(
                 f"the coordinator's address must be host:port, or several separated by commas, not "
                 f"{coordinator!r}"
+            )
+        if ":" in host and not host.endswith("]"):
+            raise ConfigurationError(
+                f"the coordinator's address {coordinator!r} must have brackets around its IPv6 address: "
+                f"[{host}]:{port}"
             )
         if "/" in host:
             raise ConfigurationError(

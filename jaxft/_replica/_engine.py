@@ -2,7 +2,7 @@
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ import jax
 from jaxft._arrays._device_sums import DeviceSums
 from jaxft._programs._nonfinite import Policy
 from jaxft._programs._programs import Programs
-from jaxft._replica._steps import LoopWatch
+from jaxft._replica._steps import Steps
 
 # Maps a step and a shard to that shard's batch.
 BatchFor = Callable[[int, int], Any]
@@ -86,21 +86,8 @@ class Call(NamedTuple):
         return (self.shards or 1) > 1
 
 
-class Engine(Protocol):
-    @property
-    def step(self) -> int:
-        """The number of committed steps."""
-        ...
-
-    @property
-    def handed(self) -> Sequence[jax.Array] | None:
-        """The leaves of the state that is held, with edits; None before the first call or join."""
-        ...
-
-    @property
-    def loop(self) -> LoopWatch:
-        """What the user's loop knows of the step."""
-        ...
+class Engine(Steps, Protocol):
+    """Runs the steps of a group."""
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
         """Within this context, the group does not count as hung."""
@@ -131,3 +118,14 @@ class Engine(Protocol):
             NonFinite: the means are not finite, and the policy is "raise".
         """
         ...
+
+
+class AnyManager(Protocol):
+    """A group's membership of a job, as its step sees it: `jaxft.Manager`."""
+
+    @property
+    def step(self) -> int: ...
+    def steps(self, total: int | None) -> Iterator[int]: ...
+    @property
+    def _engine(self) -> Engine: ...
+    def _compare_ranks(self, settings: Mapping[str, str]) -> None: ...

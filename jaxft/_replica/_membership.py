@@ -32,10 +32,9 @@ from jaxft._replica._config import GroupConfig
 from jaxft._replica._raised import report_by
 from jaxft._session._credentials import Credentials
 from jaxft._session._session import Session
-from jaxft._transport._addresses import Addresses
-from jaxft._transport._endpoints import endpoints_at
+from jaxft._transport._addresses import leads_elsewhere
+from jaxft._transport._endpoints import Endpoint
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener, dial
-from jaxft._transport._own_address import leads_elsewhere, own_address
 from jaxft._transport._sockets import split_address
 
 if TYPE_CHECKING:
@@ -46,9 +45,9 @@ _log = logging.getLogger("jaxft")
 
 # What makes the MACs of a job with a token.
 _MACS = "cryptography.hazmat.primitives.ciphers.aead"
-# Rank 0 tells the others its incarnation and its address in this many bytes: enough for the most network interfaces
-# that `host` may name, 64, with the longest names that DNS has.
-_CALL_BYTES = 20_000
+# Rank 0 sends the others its incarnation and its address in this many bytes: an address of IPv6 with the name of an
+# interface, a port and a number of threads.
+_CALL_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +102,22 @@ def _assemble(config: GroupConfig, store: StateStore, rank: int, size: int) -> M
         return _follow(config, store, credentials, rank, size)
     incarnation = Incarnation(secrets.randbits(63))
     listener = _listener(config, store, credentials, incarnation, rank)
-    own = _addresses(config, listener, rank)
+    own = _own_endpoint(config, listener, rank)
     leader = None
     if size > 1:
         with _met_in_time(config):
-            _announce(incarnation, str(own.now()))
+            _announce(incarnation, own.address)
         leader = _lead(config, listener, size)
     ranks = leader or OneRank()
-
-    def address() -> str:
-        return ",".join([str(own.now()), *ranks.addresses(config.failure_timeout_s)])
-
-    identity = Identity(config.job, GroupName(config.group), incarnation, address(), config.coordinator)
+    others = leader.addresses(config.failure_timeout_s) if leader else ()
+    address = ",".join([str(own), *others])
+    identity = Identity(config.job, GroupName(config.group), incarnation, address, config.coordinator)
     session = Session(
         identity,
         store,
         failure_timeout_s=config.failure_timeout_s,
         credentials=credentials,
         ranks=ranks,
-        address=address,
     )
     if leader is not None:
         leader.on_progress = session.got_on
@@ -169,6 +165,7 @@ def _listener(
     config: GroupConfig, store: StateStore, credentials: Credentials, incarnation: Incarnation, rank: int
 ) -> Listener:
     return Listener(
+        ports=config.ports,
         job=config.job,
         group=config.group,
         incarnation=incarnation,
@@ -178,25 +175,20 @@ def _listener(
     )
 
 
-def _addresses(config: GroupConfig, listener: Listener, rank: int) -> Addresses:
+def _own_endpoint(config: GroupConfig, listener: Listener, rank: int) -> Endpoint:
     endpoint = config.endpoint(listener.port, limit_s=config.failure_timeout_s)
     _log.info(
         "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
         *(config.group, rank, listener.port, endpoint),
     )
-    if config.gives_host:
-        return Addresses(endpoint, config.group)
-    (found,) = endpoint.addresses
-    if leads_elsewhere(split_address(found)[0], config.coordinator):
+    if not config.gives_host and leads_elsewhere(split_address(endpoint.address)[0], config.coordinator):
         _log.warning(
             "[jaxft %s] announces %s, which is every machine's own address: the coordinator's name leads to this "
             "machine itself (%s). Unless all groups run here, pass `Manager(host=...)` or JAXFT_HOST: the address at "
             "which the other groups reach this one.",
-            *(config.group, found, config.coordinator),
+            *(config.group, endpoint.address, config.coordinator),
         )
-    return Addresses(
-        endpoint, config.group, find=functools.partial(own_address, config.coordinator, limit_s=0.0)
-    )
+    return endpoint
 
 
 def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":
@@ -225,18 +217,17 @@ def _follow(
     with _met_in_time(config):
         incarnation, leader_address = _hear_announcement()
     listener = _listener(config, store, credentials, incarnation, rank)
-    own = _addresses(config, listener, rank)
+    own = _own_endpoint(config, listener, rank)
     group = config.group
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s
     with _ends_without(0, config):
-        (leader,) = endpoints_at(leader_address)
-        connection = dial(own.now().way_to(leader), request, deadline_s=deadline_s, key=credentials.data_key)
+        connection = dial(leader_address, request, deadline_s=deadline_s, key=credentials.data_key)
     follower = Follower(
         connection,
         rank=rank,
         size=size,
-        address=lambda: str(own.now()),
+        address=str(own),
         pins=store,
         silence_s=silence_s(config.failure_timeout_s),
         first_s=config.failure_timeout_s,
@@ -292,8 +283,6 @@ def _met_in_time(config: GroupConfig) -> Iterator[None]:
 
 def _announce(incarnation: Incarnation, address: str) -> None:
     encoded = address.encode()
-    if len(encoded) > _CALL_BYTES - 10:
-        raise ConfigurationError(f"the address {address!r} has more than {_CALL_BYTES - 10} bytes")
     call = np.zeros(_CALL_BYTES, np.uint8)
     message = incarnation.to_bytes(8, "big") + len(encoded).to_bytes(2, "big") + encoded
     call[: len(message)] = np.frombuffer(message, np.uint8)

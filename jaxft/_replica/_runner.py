@@ -22,7 +22,6 @@ from jaxft_protocol.replica.state import (
     Directive,
     Fail,
     HealFrom,
-    Identity,
     LeaveJob,
     Over,
     ReadCheckpoint,
@@ -44,6 +43,7 @@ from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
+from jaxft._replica._membership import Membership
 from jaxft._replica._raised import Raising, report_by
 from jaxft._replica._saving import Saving
 from jaxft._replica._steps import LoopWatch
@@ -52,7 +52,6 @@ from jaxft._report import Record, StepReport
 from jaxft._session._failures import error_of
 from jaxft._session._session import Session
 from jaxft._telemetry._observer import Observers
-from jaxft._transport._listener import Listener
 
 if TYPE_CHECKING:
     from jaxft._ranks._follower import Follower
@@ -64,23 +63,20 @@ class Runner:
     """The engine of a step in a job. Not thread-safe: the training thread owns it."""
 
     def __init__(
-        self,
-        config: GroupConfig,
-        identity: Identity,
-        session: Directing,
-        ranks: Ranks,
-        store: StateStore,
-        listener: Listener,
+        self, config: GroupConfig, member: Membership, store: StateStore, observers: Observers
     ) -> None:
+        session: Directing = member.session
+        ranks: Ranks = member.ranks
         self._config = config
         self._session = session
         self._ranks = ranks
+        self._observers = observers
         self._broken = ""  # the exception that left a call, in a group of several processes
         self.ended = False  # the batch function has said that there is no further step
         self._held = HeldState(session, store, ranks, config.step, digest_every=config.digest_every)
         finite = FiniteCheck(config.group)
-        self._attempts = Attempts(config, session, ranks, listener, self._held, finite)
-        self._catch_up = CatchUp(config, identity, session, ranks, listener, self._held, finite)
+        self._attempts = Attempts(config, member, observers, self._held, finite)
+        self._catch_up = CatchUp(config, member, observers, self._held, finite)
         self._saving = Saving(config, session, ranks, self._held)
         self._joining = Joining(config, session, ranks, self._held, self._saving)
         self._record = Record()
@@ -96,7 +92,6 @@ class Runner:
         self._told_of_ended = False
         self._report: StepReport | None = None
         self.loop = LoopWatch()
-        self.observers = Observers()
 
     @property
     def step(self) -> int:
@@ -174,7 +169,10 @@ class Runner:
                 f"{self._broken}. In a group of several processes the others cannot know, so this group has to be "
                 "started again."
             )
-        with self._session.in_step(True), self.observers.calling(self._held.step) as reports:
+        with (
+            self._session.in_step(True),
+            self._observers.calling(self._held.step, shards=call.shards, joins=joins) as calling,
+        ):
             self._joining.prepare(call, state)
             self._programs = call.programs
             self._record = self._record.next_call()
@@ -194,7 +192,7 @@ class Runner:
                     self._writer.committed(self._record.committed_by, self._held.step)
                 self._report = self._record.report(self._held.step, self._writer.name)
                 self._session.sample(self._report)
-                reports.append(self._report)
+                calling.ended(self._report, self._held.leaves)
 
     def _left_by(self, error: BaseException) -> None:
         """An exception leaves the call: let the next one find what is still to be done."""
@@ -222,7 +220,7 @@ class Runner:
         """Do what the core directs until a step is committed, or until this group is ready for one (`joins`)."""
         while True:
             self._taken = (self._taken[0], None)
-            _log.debug("wait step %d", self._held.step)
+            self._observers.enters("wait", self._held.step)
             self._taken = self._session.wait(self._taken[0])
             number, directive = self._taken
             match directive:

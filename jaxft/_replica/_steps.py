@@ -13,13 +13,10 @@ import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from jaxft._base._numbers import whole
 from jaxft._errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from jaxft._replica._engine import Engine
 
 _log = logging.getLogger("jaxft")
 
@@ -150,7 +147,26 @@ class LoopWatch:
         self.calls += 1
 
 
-def steps(engine: "Engine", total: int | None) -> Iterator[int]:
+class Steps(Protocol):
+    """What a loop over `steps` asks of an engine."""
+
+    @property
+    def step(self) -> int:
+        """The number of committed steps."""
+        ...
+
+    @property
+    def handed(self) -> Sequence[Any] | None:
+        """The leaves of the state that is held, with edits; None before the first call or join."""
+        ...
+
+    @property
+    def loop(self) -> LoopWatch:
+        """What the user's loop knows of the step."""
+        ...
+
+
+def steps(engine: Steps, total: int | None) -> Iterator[int]:
     """Yield the number of the next step until the state is that after `total` steps; without end if that is None.
 
     Raises:

@@ -1,15 +1,14 @@
 """Where gRPC connects to for a coordinator's address.
 
 gRPC would resolve the name itself. It asks a name server even for what /etc/hosts knows, if that has no address of
-IPv6; and where no name server answers, it connects nowhere, however often this host has been at the coordinator. So
-names are resolved as those of other groups are, and gRPC gets addresses.
+IPv6. So the system resolves names, with each dial, for the coordinator may have moved; and gRPC gets addresses.
 """
 
 import socket
 from collections.abc import Sequence
 from typing import Any
 
-from jaxft._transport._names import Target, in_digits, targets_of
+from jaxft._transport._addresses import Target, in_digits, targets_of
 from jaxft._transport._sockets import split_address
 
 # gRPC would take the proxy of the variable http_proxy, even to this machine. Groups need a direct way to each other
@@ -25,13 +24,12 @@ def channel_target(address: str, limit_s: float) -> tuple[str, list[tuple[str, A
         limit_s: how long to wait for a name server.
 
     Raises:
-        ConnectionError: the name is unknown, or no name server has answered in time, and it was never known here.
+        ConnectionError: the name is unknown, or no name server has answered in time.
     """
     if in_digits(address):
         return address, [_DIRECT]
     try:
-        # Asked for with each dial: the coordinator may have moved.
-        found = targets_of(address, limit_s, fresh_s=0.0)
+        found = targets_of(address, limit_s)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConnectionError(f"the host name in {address!r} is unknown: {why}") from error

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol, TypeVar, assert_never
 
+from jaxft_protocol import values
 from jaxft_protocol.messages import (
     CoordinatorMessage,
     GroupMessage,
@@ -49,7 +50,6 @@ from jaxft_protocol.replica.state import (
     Idle,
     LeaveJob,
     Log,
-    Moved,
     Over,
     Phase,
     PinState,
@@ -63,6 +63,7 @@ from jaxft_protocol.replica.state import (
     Tick,
     Wait,
 )
+from jaxft_protocol.values import LongWait
 
 from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
 from jaxft._ranks._ranks import Leading, OneRank
@@ -72,14 +73,11 @@ from jaxft._session._failures import error_of
 from jaxft._session._loop import LoopThread, Watch
 from jaxft._session._samples import Samples
 from jaxft._session._stream import Stream
-from jaxft._transport._endpoints import has_lost
 from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
 
 TICK_S = 0.05
-# Log waits longer than this, and again each time the wait has doubled.
-FIRST_MENTION_S = 5.0
 # How often a waiting training thread checks that the loop is alive.
 LOOK_S = 1.0
 # The loop counts as stuck only after this many checks, however short the failure timeout.
@@ -104,14 +102,11 @@ class Session:
         failure_timeout_s: float,
         credentials: Credentials = Credentials(),  # noqa: B008  (a frozen value)
         ranks: Leading | None = None,
-        address: Callable[[], str] | None = None,
     ) -> None:
         self._replica = Replica(
             identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
         )
         self._pins = pins
-        # Reads where the others reach this group now.
-        self._read_address = address or (lambda: identity.address)
         self._ranks: Leading = ranks or OneRank()
         self._changed = threading.Condition()
         self._sequence = 0
@@ -132,7 +127,7 @@ class Session:
             credentials,
             group=identity.group,
             silence_s=min(GREETING_TIMEOUT_S, failure_timeout_s / 4),
-            on_open=self._greet,
+            on_open=lambda: self._handle(Connected()),
             on_message=self._hear,
         )
         self._closing = False
@@ -169,20 +164,8 @@ class Session:
 
     @property
     def address(self) -> str:
-        """Where the others reach this group, as it has announced last: its ranks, separated by commas."""
+        """Where the others reach this group: its ranks, separated by commas."""
         return self._replica.identity.address
-
-    def moves(self) -> bool:
-        """Return whether an address that was announced is dead; if so, this group joins again without it.
-
-        Raises:
-            SessionFailed: the session has ended.
-        """
-        address = self._read_address()
-        if not has_lost(self.address, address):
-            return False
-        self.post(Moved(address))
-        return True
 
     def drain(self) -> None:
         """Ask to leave the job at the next step boundary. A signal handler may call it: it takes no lock."""
@@ -302,7 +285,7 @@ class Session:
     def stranded(self) -> bool:
         """Whether this group has waited for a while for the job's state, and no group that holds it is connected."""
         replica = self._replica
-        return stranded(replica) and time.monotonic() - replica.since_s > FIRST_MENTION_S
+        return stranded(replica) and time.monotonic() - replica.since_s > values.SLOW_WAIT_S
 
     def close(self) -> None:
         self._closing = True
@@ -317,32 +300,31 @@ class Session:
         Raises:
             JaxftError: the session has ended, or its loop is stuck.
         """
-        began_s, mention_s = time.monotonic(), FIRST_MENTION_S
+        waiting = LongWait(time.monotonic())
         watch = Watch(self._loop)
         while True:
-            left_s = began_s + timeout_s - time.monotonic()
+            left_s = waiting.began_s + timeout_s - time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._ended or done(), max(0.0, min(LOOK_S, left_s)))
                 self._check()
                 if found := done():
                     return found
                 directive = self._directive
-            waited_s = time.monotonic() - began_s
-            if waited_s >= timeout_s:
+            now_s = time.monotonic()
+            if now_s - waiting.began_s >= timeout_s:
                 return None
             looks = watch.looks_without_a_turn()
             if looks * LOOK_S > max(self._replica.failure_timeout_s, LEAST_STUCK_LOOKS * LOOK_S):
                 self._fail(
                     f"its loop has made no progress for {looks * LOOK_S:.0f} s; {self._loop.stands_at()}"
                 )
-            elif waited_s >= mention_s:
+            elif (waited_s := waiting.to_say(now_s)) is not None:
                 reason = directive.reason if isinstance(directive, Wait) else "the session's next directive"
                 # Shown also by a program that configures no logging: the address may be wrong.
                 offline = self._replica.phase in (Phase.OFFLINE, Phase.GREETING)
                 level = logging.WARNING if offline else logging.INFO
                 group = self._replica.identity.group
                 _log.log(level, "[jaxft %s] waiting %.0f s for %s", group, waited_s, reason)
-                mention_s = 2 * waited_s
 
     def _check(self) -> None:
         if self._ended is not None:
@@ -385,16 +367,6 @@ class Session:
             "from the others. If this happens again, report it with the log, which has the traceback.",
         )
 
-    def _look(self) -> None:
-        """Join again if an address that was announced is dead."""
-        address = self._read_address()
-        if has_lost(self.address, address):
-            self._handle(Moved(address))
-
-    def _greet(self) -> None:
-        self._handle(Moved(self._read_address()))
-        self._handle(Connected())
-
     def _handle(self, event: Event) -> None:
         if self._ended is not None:
             return
@@ -435,7 +407,6 @@ class Session:
             case Close(reason):
                 self._stream.hang_up(reason)
             case PinState(heal_id, step, log_only, stripe):
-                self._loop.call(self._look)  # a joiner is about to dial this group
                 self._pins.pin(heal_id, step, log_only=log_only, stripe=stripe)
                 self._ranks.pin(heal_id, step, log_only=log_only, stripe=stripe)
             case ReleasePin(heal_id):

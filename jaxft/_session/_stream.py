@@ -22,7 +22,7 @@ from jaxft._base._room import MORE_DESCRIPTORS
 from jaxft._session._channel_target import channel_target
 from jaxft._session._credentials import Credentials, Greeting, Unproven
 from jaxft._session._loop import LoopThread
-from jaxft._transport._names import in_digits
+from jaxft._transport._addresses import in_digits
 
 _log = logging.getLogger("jaxft")
 

@@ -1,17 +1,20 @@
 """The events of a group as a file, one JSON object a line: docs/operate-api.md documents them."""
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxft_protocol.host.lines import LineFile
 from jaxft_protocol.replica.state import Identity
 
-from jaxft._replica._config import GroupConfig
+from jaxft._base._room import start_thread
 from jaxft._report import StepReport
 from jaxft._telemetry._call import Call
-from jaxft._telemetry._line_file import LineFile
+
+_log = logging.getLogger("jaxft")
 
 # As in the coordinator's events.
 MAX_LISTED = 50
@@ -24,19 +27,21 @@ class GroupEvents:
 
     Args:
         path: the file; new lines go to its end.
-        config: the settings of the group.
         identity: of this life.
+        step: the committed steps of the state that it begins with.
+        spare: whether it is a spare.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, config: GroupConfig, identity: Identity) -> None:
-        self._own = {"job": config.job, "group": config.group}
-        self._step = config.step
-        self._file = LineFile(path)
+    def __init__(self, path: Path, identity: Identity, *, step: int, spare: bool) -> None:
+        self._own = {"job": identity.job, "group": identity.group}
+        self._step = step
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = LineFile(path, _log, start=start_thread)
         incarnation = f"{identity.incarnation:016x}"
-        began = {"incarnation": incarnation, "address": identity.address, "spare": config.spare}
+        began = {"incarnation": incarnation, "address": identity.address, "spare": spare}
         self._put("life_began", began)
 
     def called(self, call: Call) -> None:
@@ -50,7 +55,7 @@ class GroupEvents:
 
     def _put(self, event: str, fields: Mapping[str, Any], t_s: float | None = None) -> None:
         t_s = round(time.time() if t_s is None else t_s, 3)
-        if dropped := self._file.take_dropped():
+        if dropped := self._file.take_lost():
             self._put_line({"t": t_s, "event": "events_dropped", **self._own, "count": dropped})
         self._put_line({"t": t_s, "event": event, **self._own, **fields})
 

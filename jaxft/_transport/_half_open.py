@@ -1,9 +1,11 @@
 """A listening socket, and a connection that has not completed the handshake. See `_listener.py`."""
 
+import errno
 import socket
 from dataclasses import dataclass, field
 
 from jaxft._base._room import is_shortage
+from jaxft._errors import ConfigurationError
 from jaxft._transport._handshake import RESPONSE_BYTES, ConnectionRequest, missing_bytes
 
 
@@ -25,6 +27,21 @@ class HalfOpen:
         if self.request is not None:
             return RESPONSE_BYTES - len(self.received)
         return missing_bytes(self.received)
+
+
+def bind_one_of(host: str, ports: range) -> socket.socket:
+    """Listen on the first port of a range that is free, as `bind`. Raises ConfigurationError if none is."""
+    for port in ports:
+        try:
+            return bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    which = f"port {ports[0]}" if len(ports) == 1 else f"no port of {ports[0]} to {ports[-1]}"
+    raise ConfigurationError(
+        f"{which} is {'taken' if len(ports) == 1 else 'free'}: another process listens there. `port=` and JAXFT_PORT "
+        "need a port for each process of this machine: give a range, or leave them out."
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -21,7 +21,7 @@ from jaxft_protocol.credentials import NONCE_BYTES, PROOF_BYTES, DataKey
 
 from jaxft._base._room import once_there_is_room
 from jaxft._errors import ConfigurationError
-from jaxft._transport._names import Target, targets_of
+from jaxft._transport._addresses import Target, in_digits, targets_of
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import (
     SEND_FLAGS,
@@ -111,16 +111,13 @@ class Dialling:
         address: str,
         request: ConnectionRequest,
         key: DataKey | None = None,
-        *,
-        limit_s: float = math.inf,
     ) -> None:
-        """Start to connect. Resolving a host name blocks.
+        """Start to connect.
 
         Args:
-            address: "host:port" or "[v6 address]:port".
+            address: "host:port" or "[v6 address]:port", in digits.
             request: who we are, whom we dial, and for what.
             key: with a key, the listener must prove that it knows the key too.
-            limit_s: how long a name server may take; not more than 10 s in any case.
 
         Raises:
             ConnectionError: nothing can be reached there.
@@ -130,7 +127,7 @@ class Dialling:
         self._request = request
         self._key = key
         self._nonces: dict[str, bytes] = {}  # set once the listener has challenged us
-        self._all_targets = _resolve(address, limit_s)
+        self._all_targets = _targets(address)
         self._targets = list(self._all_targets)
         self._received = bytearray()
         self._redials = 0
@@ -272,9 +269,9 @@ def dial(
     """Connect to another process's listener and complete the handshake. Retries while the listener is busy.
 
     Args:
-        address: "host:port" or "[v6 address]:port".
+        address: "host:port" or "[v6 address]:port", in digits.
         request: who we are, whom we dial, and for what.
-        deadline_s: when to give up, on the clock of `time.monotonic()`. It covers resolving a name.
+        deadline_s: when to give up, on the clock of `time.monotonic()`.
         abort: a flag that ends the wait.
         key: the key of the job's data plane, if it has one; the listener must know it too.
 
@@ -296,7 +293,7 @@ def dial(
 def _dial(
     address: str, request: ConnectionRequest, *, deadline_s: float, abort: Abort | None, key: DataKey | None
 ) -> Connection:
-    dialling = Dialling(address, request, key, limit_s=max(0.0, deadline_s - time.monotonic()))
+    dialling = Dialling(address, request, key)
     what = f"{address} to accept a connection for {request.kind}"
     try:
         while True:
@@ -399,14 +396,18 @@ def encode(request: ConnectionRequest) -> bytes:
     return head + job + group + to_group
 
 
-def _resolve(address: str, limit_s: float) -> list[Target]:
+def _targets(address: str) -> list[Target]:
+    if not in_digits(address):
+        raise _Unanswered(
+            f"{address!r} names a host, but groups tell each other addresses in digits. It may run another version "
+            "of jaxft: use the same version in all groups."
+        )
     try:
-        return targets_of(address, limit_s)
+        return targets_of(address, math.inf)
     except ConnectionError:
         raise  # it is not an address
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise _Unanswered(f"The host name in {address!r} is unknown: {why}. Check the address.") from error
+    except OSError as error:
+        raise _Unanswered(f"Cannot connect to {address!r}: {error}.") from error
 
 
 def _missing_answer_bytes(received: bytearray, address: str) -> int:

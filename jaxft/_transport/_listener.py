@@ -49,7 +49,7 @@ from jaxft_protocol.host.admission import RateLimitFilter, allow_all_descriptors
 
 from jaxft._base._room import once_there_is_room, start_thread
 from jaxft._errors import JaxftError
-from jaxft._transport._half_open import HalfOpen, bind
+from jaxft._transport._half_open import HalfOpen, bind_one_of
 from jaxft._transport._handshake import (
     BadRequest,
     ConnectionRequest,
@@ -99,7 +99,7 @@ class Listener:
         self,
         *,
         host: str = "",
-        port: int = 0,
+        ports: range = range(1),
         job: str,
         group: str,
         incarnation: int,
@@ -111,7 +111,7 @@ class Listener:
 
         Args:
             host: the address to bind; empty for all.
-            port: the port to bind; 0 for any that is free (see the attribute `port`).
+            ports: the ports to try in turn; 0 for any that is free (see the attribute `port`).
             job: connections for any other job are refused.
             group: connections for any other group are refused.
             incarnation: connections for any other incarnation of the group are refused.
@@ -130,7 +130,7 @@ class Listener:
         self._descriptors = allow_all_descriptors()
         self._warned_of_descriptors = False
         self._failure: Exception | None = None
-        self._sock = once_there_is_room(functools.partial(bind, host, port))
+        self._sock = once_there_is_room(functools.partial(bind_one_of, host, ports))
         close_in_children(self._sock)
         self._sock.setblocking(False)
         self.port: int = self._sock.getsockname()[1]

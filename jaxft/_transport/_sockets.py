@@ -6,7 +6,6 @@ descriptor. Nothing here retries a transfer: the caller knows better whether a r
 """
 
 import logging
-import math
 import os
 import random
 import select
@@ -18,12 +17,13 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from jaxft_protocol.values import LongWait
+
 from jaxft._base._room import TIMEOUT_S, is_shortage, once_there_is_room
 
 _log = logging.getLogger("jaxft")
 
 # Log waits longer than this.
-SLOW_WAIT_S = 5.0
 
 # How long TCP itself may take to notice that a machine vanished without a FIN. The exchange has its own, shorter
 # deadlines; this covers connections that no thread is waiting on. gRPC's default is 20 s.
@@ -130,10 +130,10 @@ def wait_any(
         poller.register(fd, events)
     if abort is not None:
         poller.register(abort, select.POLLIN)
-    begun_s = time.monotonic()
-    slow_s = begun_s + SLOW_WAIT_S
+    waiting = LongWait(time.monotonic())
     while True:
         now_s = time.monotonic()
+        slow_s = waiting.began_s + waiting.due_s
         ready = poller.poll(1000 * max(0.0, min(deadline_s - now_s, slow_s - now_s, _LONGEST_POLL_S)))
         if abort is not None and abort.is_set:
             raise Aborted(abort.reason)
@@ -141,10 +141,9 @@ def wait_any(
             return [fd for fd, _ in ready]
         now_s = time.monotonic()
         if now_s >= deadline_s:
-            raise TimeoutError(f"Timed out after {now_s - begun_s:.1f} s waiting for {what}.")
-        if now_s >= slow_s:
-            _log.warning("Still waiting for %s after %.0f s.", what, now_s - begun_s)
-            slow_s = math.inf
+            raise TimeoutError(f"Timed out after {now_s - waiting.began_s:.1f} s waiting for {what}.")
+        if (waited_s := waiting.to_say(now_s)) is not None:
+            _log.warning("Still waiting for %s after %.0f s.", what, waited_s)
 
 
 def pause(seconds: float, *, abort: Abort | None = None) -> None:

@@ -84,10 +84,6 @@ def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
 
 
 def _launch(arguments: list[str]) -> NoReturn:
-    from jaxft_launch.supervise._first_process import leave_first_process
-
-    leave_first_process()
-
     from jaxft_launch.supervise._options import LaunchOptions
     from jaxft_launch.supervise.launch import run_launch
 
@@ -98,10 +94,6 @@ def _launch(arguments: list[str]) -> NoReturn:
 
 
 def _chaos(arguments: list[str]) -> NoReturn:
-    from jaxft_launch.supervise._first_process import leave_first_process
-
-    leave_first_process()
-
     from jaxft_launch.storm.chaos import ChaosOptions, run_chaos
 
     own, program = _split(arguments)

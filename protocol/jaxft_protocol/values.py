@@ -1,5 +1,6 @@
-"""Fast copies of frozen values: the most frequent operation in both cores."""
+"""Fast copies of frozen values, the most frequent operation in both cores; and long waits."""
 
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 V = TypeVar("V")
@@ -18,3 +19,28 @@ def changed(value: V, **changes: Any) -> V:
     copy = _new(value.__class__)
     _set(copy, "__dict__", fields)
     return copy
+
+
+# How long a wait is before the log says for whom.
+SLOW_WAIT_S = 5.0
+
+
+@dataclass(slots=True)
+class LongWait:
+    """A wait that the log should mention after 5 s, and again each time it has doubled.
+
+    Attributes:
+        began_s: when it began.
+        due_s: how many seconds it lasts when it is mentioned next.
+    """
+
+    began_s: float
+    due_s: float = field(default_factory=lambda: SLOW_WAIT_S)
+
+    def to_say(self, now_s: float) -> float | None:
+        """Return how many seconds the wait has lasted, if it is time to mention it."""
+        waited_s = now_s - self.began_s
+        if waited_s < self.due_s:
+            return None
+        self.due_s = 2 * waited_s
+        return waited_s

@@ -1,13 +1,11 @@
 """A network of our own, in the kernel: a switch, and a namespace for each host, with rules for what gets through.
 
 The switch is a bridge in a separate namespace, so that nothing of this is to be seen outside, and nothing gets out.
-Hosts with several interfaces have a bridge for each of their networks.
 What must not get through is dropped there, as if a cable or a port of the switch were broken: the hosts notice
 nothing but silence.
 """
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -16,28 +14,21 @@ from collections.abc import Iterator, Sequence
 from tests import patience
 
 MISSING = "needs ip (iproute2) and nft (nftables), and the right to make network namespaces"
-# The hosts see only each other, so any networks will do: this for their first interface, and the next ones.
+# The hosts see only each other, so any network will do.
 NETWORK = (10, 213, 7)
 COMMAND_TIMEOUT_S = 30.0
 
 
 class Switch:
-    """The hosts, by name, and the rules between them.
+    """The hosts, by name, and the rules between them."""
 
-    Args:
-        hosts: their names.
-        interfaces: how many each of them has, `eth0`, `eth1`, ..., each in another network. Rules are for the first.
-    """
-
-    def __init__(self, hosts: Sequence[str], interfaces: int = 1) -> None:
+    def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = tuple(hosts)
-        self._interfaces = interfaces
         self._prefix = f"jaxft-{os.getpid()}-"
         self._made: list[str] = []
 
-    def address(self, host: str, interface: int = 0) -> str:
-        first, second, third = NETWORK
-        return f"{first}.{second}.{third + interface}.{1 + self.hosts.index(host)}"
+    def address(self, host: str) -> str:
+        return ".".join(map(str, (*NETWORK, 1 + self.hosts.index(host))))
 
     def namespace(self, host: str) -> str:
         """The name by which `ip netns` knows a host."""
@@ -49,26 +40,21 @@ class Switch:
 
     def make(self) -> None:
         self._new("switch")
-        for interface in range(self._interfaces):
-            bridge = f"bridge{interface}"
-            self._run("ip", "-n", self._prefix + "switch", "link", "add", bridge, "type", "bridge")
-            self._run("ip", "-n", self._prefix + "switch", "link", "set", bridge, "up")
+        self._run(*f"ip -n {self._prefix}switch link add bridge type bridge".split())
+        self._run(*f"ip -n {self._prefix}switch link set bridge up".split())
         for host in self.hosts:
             self._new(host)
-            own = self._prefix + host
-            for interface in range(self._interfaces):
-                self._connect(host, interface)
-            self._run(*f"ip -n {own} link set lo up".split())
+            self._connect(host)
+            self._run(*f"ip -n {self.namespace(host)} link set lo up".split())
         self._nft("add table bridge rules")
         self._nft("add chain bridge rules forward { type filter hook forward priority 0; }")
 
-    def _connect(self, host: str, interface: int) -> None:
-        switch, own = self._prefix + "switch", self._prefix + host
-        port, eth = self._port(host, interface), f"eth{interface}"
-        self._run(*f"ip -n {switch} link add {port} type veth peer name {eth} netns {own}".split())
-        self._run(*f"ip -n {switch} link set {port} master bridge{interface} up".split())
-        self._run(*f"ip -n {own} addr add {self.address(host, interface)}/24 dev {eth}".split())
-        self._run(*f"ip -n {own} link set {eth} up".split())
+    def _connect(self, host: str) -> None:
+        switch, own, port = self._prefix + "switch", self.namespace(host), self._port(host)
+        self._run(*f"ip -n {switch} link add {port} type veth peer name eth0 netns {own}".split())
+        self._run(*f"ip -n {switch} link set {port} master bridge up".split())
+        self._run(*f"ip -n {own} addr add {self.address(host)}/24 dev eth0".split())
+        self._run(*f"ip -n {own} link set eth0 up".split())
 
     def remove(self) -> None:
         """Remove everything. Processes that still run on a host keep it alive, unseen, until they end."""
@@ -76,16 +62,8 @@ class Switch:
             with contextlib.suppress(subprocess.CalledProcessError):
                 self._run("ip", "netns", "delete", name)
 
-    def set_interface(self, host: str, interface: int, state: str) -> None:
-        """Set an interface "up" or "down" on its host."""
-        self._run(*f"ip -n {self.namespace(host)} link set eth{interface} {state}".split())
-
-    def set_port(self, host: str, interface: int, state: str) -> None:
-        """Set the port of the switch "up" or "down": without it, the host's interface has no carrier."""
-        self._run(*f"ip -n {self._prefix}switch link set {self._port(host, interface)} {state}".split())
-
-    def _port(self, host: str, interface: int) -> str:
-        return f"port{self.hosts.index(host)}" + (f"-{interface}" if interface else "")
+    def _port(self, host: str) -> str:
+        return f"port{self.hosts.index(host)}"
 
     def cut(self, source: str, target: str) -> None:
         """Drop everything from one host to another."""
@@ -97,29 +75,17 @@ class Switch:
 
     def cap(self, host: str, bits_per_s: int) -> None:
         """Let a host receive only so much."""
-        port = f"port{self.hosts.index(host)}"
-        tbf = f"tc qdisc add dev {port} root tbf rate {bits_per_s}bit burst 32kb latency 100ms"
+        tbf = f"tc qdisc add dev {self._port(host)} root tbf rate {bits_per_s}bit burst 32kb latency 100ms"
         self._run(*self.within("switch"), *tbf.split())
 
     def uncap(self, host: str) -> None:
         """Let a host receive as much as before."""
-        self._run(*self.within("switch"), *f"tc qdisc del dev port{self.hosts.index(host)} root".split())
+        self._run(*self.within("switch"), *f"tc qdisc del dev {self._port(host)} root".split())
 
-    def cap_sending(self, host: str, bits_per_s: int, interface: int = 0) -> None:
-        """Let a host send only so much by an interface."""
-        tbf = f"tc qdisc add dev eth{interface} root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
+    def cap_sending(self, host: str, bits_per_s: int) -> None:
+        """Let a host send only so much."""
+        tbf = f"tc qdisc add dev eth0 root tbf rate {bits_per_s}bit burst 256kb latency 50ms"
         self._run(*self.within(host), *tbf.split())
-
-    def readdress(self, host: str, address: str) -> None:
-        """Give the first interface of a host another address instead, as a DHCP server may."""
-        own = self.namespace(host)
-        self._run(*f"ip -n {own} addr flush dev eth0 scope global".split())
-        self._run(*f"ip -n {own} addr add {address}/24 dev eth0".split())
-
-    def sent_bytes(self, host: str, interface: int) -> int:
-        """How much a host has sent by an interface."""
-        shown = self._run(*f"ip -n {self.namespace(host)} -s -j link show dev eth{interface}".split())
-        return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
 
     def cut_off(self, host: str, *others: str) -> None:
         """Drop everything between a host and others; without any named, between it and all others."""
@@ -147,8 +113,8 @@ class Switch:
 
 
 @contextlib.contextmanager
-def switch(hosts: Sequence[str], interfaces: int = 1) -> Iterator[Switch]:
-    made = Switch(hosts, interfaces)
+def switch(hosts: Sequence[str]) -> Iterator[Switch]:
+    made = Switch(hosts)
     try:
         made.make()
         yield made

@@ -75,20 +75,6 @@ def test_a_link_between_two_healthy_groups(tmp_path: Path, undisturbed: str) -> 
         job.finish(undisturbed)
 
 
-@pytest.mark.long
-def test_a_host_that_gets_another_address(tmp_path: Path, undisturbed: str) -> None:
-    """It announces that one when it joins again, so that the others reach it there."""
-    other = "10.213.7.77"
-    with job_on(tmp_path) as (job, net):
-        with job.fault("group-1"):
-            net.readdress("group-1", other)
-            job.here.until(lambda: job.workers["group-1"].says(f"announces {other}:"), "the other address")
-        job.until_back("group-1")
-        job.until_step("group-1", 3)
-        job.finish(undisturbed)
-        assert job.here.coordinator_log.read_text().count("group-1 is present") == 2, job.here.logs()
-
-
 @pytest.mark.storm
 def test_one_packet_in_twenty_is_lost(tmp_path: Path, undisturbed: str) -> None:
     with job_on(tmp_path) as (job, net):

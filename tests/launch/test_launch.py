@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -187,23 +186,6 @@ def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
         patience.until(lambda: patience.machine_s() > began_s + 0.7, "time in which it could be killed")
         (folder / "go").touch()
         assert running.status() == 0, running.text()
-    assert running.events("rank_overdue") == []
-
-
-@pytest.mark.long
-def test_a_job_that_was_suspended_as_a_whole_goes_on(folder: Path) -> None:
-    """As when a laptop sleeps, or Slurm suspends a job: what the launcher missed is not its groups' silence."""
-    lives = ("steps:1 made:up alive", "exit:3")
-    with fakes(folder, "--deadlines", "silence=5", lives=lives) as running:
-        running.until_file("up")
-        (pid,) = running.pids()
-        for one in (running.process.pid, pid):
-            os.kill(one, signal.SIGSTOP)
-        time.sleep(6.5)
-        for one in (running.process.pid, pid):
-            os.kill(one, signal.SIGCONT)
-        until_it_has_looked()
-        assert is_alive(pid), running.text()
     assert running.events("rank_overdue") == []
 
 

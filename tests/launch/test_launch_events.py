@@ -20,7 +20,6 @@ def test_an_event_is_a_line(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "events.jsonl", no_words)
     journal.write(GroupRestarts(group="group-1", life=2, wait_s=1.5))
     first = json.loads((tmp_path / "events.jsonl").read_text())
-    journal.close()
     assert first.pop("t") > 1e9
     assert first == {"event": "group_restarts", "group": "group-1", "life": 2, "wait_s": 1.5}
 
@@ -29,7 +28,6 @@ def test_a_second_launch_in_the_same_folder_appends(tmp_path: Path) -> None:
     for life in range(2):
         journal = Journal(tmp_path / "events.jsonl", no_words)
         journal.write(GroupRestarts(group="group-1", life=life, wait_s=0.0))
-        journal.close()
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 2
 
 
@@ -38,7 +36,6 @@ def test_a_full_disk_costs_events_and_says_so_once() -> None:
     journal = Journal(Path("/dev/full"), said.append)
     for life in range(3):
         journal.write(GroupRestarts(group="group-1", life=life, wait_s=0.0))
-    journal.close()
     (text,) = said
     assert "events cannot be written to /dev/full, and are lost until they can" in text
     assert "No space left on device" in text

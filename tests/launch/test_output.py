@@ -9,7 +9,6 @@ import pytest
 
 from jaxft_launch.processes._processes import Child
 from jaxft_launch.supervise._output import (
-    DRAWN_EVERY_S,
     LAST_BYTES,
     LONGEST_LINE_BYTES,
     Lines,
@@ -57,13 +56,6 @@ def test_a_terminal_has_a_table() -> None:
     assert "compute" in shown
 
 
-def test_a_terminal_without_rich_has_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "rich.console", None)
-    stream = Terminal()
-    assert isinstance(make_output(stream), Lines)
-    assert 'pip install "jaxft[launch]"' in text_of(stream)
-
-
 def test_the_table_has_a_row_for_each_group() -> None:
     from rich.console import Console
 
@@ -89,25 +81,15 @@ def test_a_log_is_read_line_by_line(tmp_path: Path) -> None:
         assert tail.lines(last=True) == []
 
 
-def test_a_line_that_is_drawn_again_and_again_is_shown_now_and_then(tmp_path: Path) -> None:
-    path, now_s = tmp_path / "log", [0.0]
-    tail = LogTail(path, clock=lambda: now_s[0])
+def test_of_a_line_that_is_drawn_again_and_again_the_last_state_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = LogTail(path)
     with path.open("ab", buffering=0) as file:
-
-        def after(text: bytes, *, passed_s: float = 0.0, last: bool = False) -> list[str]:
-            now_s[0] += passed_s
-            file.write(text)
-            return tail.lines(last=last)
-
-        assert after(b"start\n\r10%") == ["start"]
-        assert after(b"\r20%\r30%\r4") == ["30%"]
-        assert after(b"0%\r50%\r60%") == []
-        assert after(b"\r70%", passed_s=DRAWN_EVERY_S) == ["60%"]
-        assert after(b"", passed_s=DRAWN_EVERY_S) == []
-        assert after(b"\r80%\r100%\nnext\n") == ["100%", "next"]
-        assert after(b"1%\r2%\r", passed_s=DRAWN_EVERY_S) == ["1%"]
-        assert after(b"3%", last=True) == ["3%"]
-        assert after(b"1%\r2%\r3%\r", last=True) == ["3%"]
+        file.write(b"start\n\r10%\r20%")
+        assert tail.lines() == ["start"]
+        file.write(b"\r100%\n\rnext\r")
+        assert tail.lines() == ["100%"]
+        assert tail.lines(last=True) == ["next"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
@@ -121,7 +103,7 @@ def test_a_line_may_end_with_a_carriage_return_and_a_line_feed(tmp_path: Path, s
     assert found == ["one", "", "two"]
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r", b""])
+@pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_line_that_is_too_long_is_shown_in_part_and_not_kept(tmp_path: Path, end: bytes) -> None:
     path = tmp_path / "log"
     tail = LogTail(path)
@@ -129,7 +111,7 @@ def test_a_line_that_is_too_long_is_shown_in_part_and_not_kept(tmp_path: Path, e
         for _ in range(5):
             file.write(b"x" * LONGEST_LINE_BYTES)
             assert tail.lines() == []
-            assert len(tail._line.head) == LONGEST_LINE_BYTES
+            assert len(tail._part) == LONGEST_LINE_BYTES
         file.write(end)
         (line,) = tail.lines(last=True)
         assert line == "x" * LONGEST_LINE_BYTES + f" ... ({4 * LONGEST_LINE_BYTES} more bytes are in the log)"

@@ -35,7 +35,7 @@ def test_a_new_step_ends_the_row() -> None:
 
 def test_what_tells_no_steps_has_made_progress_if_it_has_lived_for_long() -> None:
     def lived(seconds: float, **how: Any) -> Restart | GiveUp:
-        return after(Past(0, 1), step=None, lived_s=seconds, max_restarts=3, jitter=0.0, **how)
+        return after(Past(0, 1), step=0, stands_by=True, lived_s=seconds, max_restarts=3, jitter=0.0, **how)
 
     assert lived(STEADY_S, **KILLED) == Restart(0.0, Past())
     assert lived(STEADY_S - 1, **KILLED) == Restart(2.0, Past(0, 2))

@@ -16,7 +16,6 @@ from jaxft_coordinator._arguments import Arguments, problem_of
 from jaxft_coordinator._serve import say_why
 from jaxft_coordinator.http import _guests, _stream, serve
 from jaxft_coordinator.http.serve import MAX_CONNECTIONS, HttpPort
-from jaxft_coordinator.observe._event_file import EventFile
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell._server import Server
@@ -604,27 +603,3 @@ def test_a_part_that_fails_is_logged_and_training_goes_on(caplog: pytest.LogCapt
         run(scenario)
     assert "training goes on" in caplog.text
     assert "RuntimeError: broken" in caplog.text
-
-
-def test_events_go_to_their_file_even_if_it_is_moved_and_a_full_disk_is_counted(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-
-    async def scenario() -> None:
-        events = EventFile(path)
-        writing = asyncio.create_task(events.run())
-        events.put("job", 1, "one")
-        await asyncio.to_thread(patience.until, lambda: path.read_text() == "one\n", "the first event")
-        path.rename(tmp_path / "moved")
-        events.put("job", 2, "two")
-        await asyncio.to_thread(patience.until, path.exists, "the file to come back")
-        path.unlink(missing_ok=True)
-        path.mkdir()
-        events.put("job", 3, "three")
-        await asyncio.to_thread(patience.until, lambda: events.lost == 1, "the loss")
-        writing.cancel()
-        path.rmdir()
-        events.put("job", 4, "four")
-        events.close()
-
-    run(scenario)
-    assert path.read_text() == "four\n"

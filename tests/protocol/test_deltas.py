@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jaxft_protocol import wire
-from jaxft_protocol.coordinator import assign, deltas
+from jaxft_protocol import deltas, wire
+from jaxft_protocol.coordinator import assign
 from jaxft_protocol.messages import (
     Change,
     Commit,

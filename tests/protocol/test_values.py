@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 from jaxft_protocol.coordinator.job import Ballot, Job, Options
 from jaxft_protocol.messages import GroupName, QuorumId
-from jaxft_protocol.values import changed
+from jaxft_protocol.values import LongWait, changed
 
 JOB = Job("job", Options(), places=3, positions={GroupName("a"): 0})
 BALLOT = Ballot(ok=5, digests={GroupName("a"): 7})
@@ -33,3 +33,9 @@ def test_a_changed_copy_is_frozen():
 def test_a_field_that_is_not_there_cannot_be_changed():
     with pytest.raises(AssertionError):
         changed(JOB, position=4)
+
+
+def test_a_long_wait_is_mentioned_after_5_s_and_each_time_it_has_doubled() -> None:
+    wait = LongWait(began_s=100.0)
+    said = [round(found) for tenth in range(1000) if (found := wait.to_say(100.0 + tenth / 10)) is not None]
+    assert said == [5, 10, 20, 40, 80]

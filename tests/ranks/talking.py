@@ -57,15 +57,15 @@ def lead(sock: socket.socket, silence_s: float) -> None:
 def follow(sock: socket.socket, silence_s: float) -> None:
     beats, enough = itertools.count(1), threading.Event()
 
-    def address() -> str:
-        """Read at each beat."""
-        if next(beats) == _BEATS:
-            enough.set()
-        return "h:2"
+    class Counting(Follower):
+        def _beat(self) -> bytes:
+            if next(beats) == _BEATS:
+                enough.set()
+            return super()._beat()
 
     patient = {"silence_s": silence_s, "first_s": silence_s}
     connection = Connection.plain(sock)
-    follower = Follower(connection, rank=1, size=2, address=address, pins=NoPins(), name="a", **patient)
+    follower = Counting(connection, rank=1, size=2, address="h:2", pins=NoPins(), name="a", **patient)
     for _ in range(_DECISIONS):
         sys.stdout.write(f"{follower.choose('a number', 0)}\n")
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
+from jaxft_protocol import values
 from jaxft_protocol.messages import (
     GroupName,
     Heal,
@@ -81,7 +82,7 @@ class Pair:
 
 def follower_on(connection: Connection, pins: Kept) -> Follower:
     patient = {"silence_s": patience.FAR_S, "first_s": patience.FAR_S}
-    return Follower(connection, rank=1, size=2, address=lambda: pins.address, pins=pins, name="a", **patient)
+    return Follower(connection, rank=1, size=2, address=pins.address, pins=pins, name="a", **patient)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "sealed"])
@@ -165,21 +166,11 @@ def test_the_leader_learns_the_addresses_of_the_others(pair: Pair) -> None:
     assert pair.leader.addresses(patience.LIMIT_S) == ["h:2"]
 
 
-def test_the_leader_learns_of_a_new_address_with_the_next_beat(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_link, "BEAT_S", 0.01)
-    pair.kept.address = "-+h:2"
-    patience.until(lambda: pair.leader.addresses(patience.LIMIT_S) == ["-+h:2"], "the new address")
-    assert pair.follower.address == "-+h:2"
-    assert not pair.follower.moves(), "rank 0 joins again for the group"
-
-
 def test_a_rank_that_tells_no_address_is_named() -> None:
     one, two = socket.socketpair()
     with contextlib.closing(one), contextlib.closing(two):
         leader = Leader([Connection.plain(one)], silence_s=1.0, stuck_s=1.0, name="a")
-        with pytest.raises(TimeoutError, match="rank 1 has not told its address"):
+        with pytest.raises(TimeoutError, match="rank 1 has not sent its address"):
             leader.addresses(0.0)
 
 
@@ -219,7 +210,7 @@ def test_a_save_begins_and_ends_in_all_ranks(pair: Pair) -> None:
 def test_a_wait_for_a_rank_that_writes_is_logged(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_leader, "_FIRST_MENTION_S", 0.0)
+    monkeypatch.setattr(values, "SLOW_WAIT_S", 0.0)
     with caplog.at_level(logging.INFO, "jaxft"), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pair.leader.save_ends, 1, "")
         patience.until(lambda: "s for rank 1 to write" in caplog.text, "the wait to be logged")

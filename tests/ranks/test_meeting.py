@@ -7,14 +7,12 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from jaxft_protocol.messages import Incarnation
 
 import jaxft
 from jaxft._base import _room
 from jaxft._errors import ConfigurationError
 from jaxft._replica import _membership
 from jaxft._replica._config import GroupConfig
-from jaxft._transport._endpoints import MAX_THREADS, endpoint_of
 from tests import patience
 from tests.shortages import no_threads
 
@@ -56,13 +54,6 @@ def test_a_moment_without_room_for_a_thread_is_waited_out(monkeypatch: pytest.Mo
 def test_each_wait_of_a_rank_takes_the_longest_timeout(timeout_s: float) -> None:
     config = GroupConfig(coordinator="c:1", group="a", failure_timeout_s=timeout_s)
     assert threading.Lock().acquire(timeout=config.failure_timeout_s)
-
-
-def test_the_longest_address_is_announced_to_the_other_ranks() -> None:
-    endpoint = endpoint_of(
-        [f"{number}.{'x' * 250}"[:253] for number in range(MAX_THREADS)], 65535, MAX_THREADS
-    )
-    _membership._announce(Incarnation(7), str(endpoint))  # pyright: ignore[reportPrivateUsage]
 
 
 def test_another_error_is_one_of_the_program() -> None:

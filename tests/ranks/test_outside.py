@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from jaxft_protocol.values import SLOW_WAIT_S
 
 from jaxft._programs import _compile
 from jaxft._ranks._outside import Outside
-from jaxft._transport._sockets import SLOW_WAIT_S
 
 CALL = "def call(ask):\n    return ask()\n"
 

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxft_protocol.messages import Change, GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
-from jaxft_protocol.replica.state import Applied, Event, ExchangeBroke, Exchanged, Prepared
+from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
 import jaxft
-from jaxft._errors import ConfigurationError, ExchangeFailed, JaxftError
+from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
 from jaxft._exchange._grid_links import AnyLinks, MakePatience
 from jaxft._exchange._lane import Task
@@ -33,8 +33,10 @@ from jaxft._replica._engine import BatchFor, Call, OwnBatch
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
+from jaxft._replica._membership import Membership
 from jaxft._replica._saving import Saving
 from jaxft._report import Record, StepReport
+from jaxft._telemetry._observer import Observers
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 from tests.accelerators import pretended
@@ -51,11 +53,7 @@ class Received:
         self.computed = (QuorumId(0), Step(0))
         self.all_computed = (QuorumId(0), Step(0))
         self.progress = 0
-        self.elsewhere = False  # an address that it has announced is dead
         self.frontier = (None, False)  # the coordinator knows of none
-
-    def moves(self) -> bool:
-        return self.elsewhere
 
     @contextlib.contextmanager
     def activity(self, directive: object, abort: Abort) -> Iterator[Abort]:
@@ -117,8 +115,9 @@ class Group:
         self.heard, self.record, state = Received(), Record(), {"w": jnp.zeros(3)}
         config = GroupConfig(coordinator="c:1", group=ME, job="job", failure_timeout_s=30.0)
         session = cast(Any, self.heard)
+        member = Membership(cast(Any, None), listener, session, OneRank())
         self.held = HeldState(session, StateStore(), OneRank(), STEP, digest_every=digest_every)
-        self.attempts = Attempts(config, session, OneRank(), listener, self.held, FiniteCheck(ME))
+        self.attempts = Attempts(config, member, Observers(), self.held, FiniteCheck(ME))
         self.joining = Joining(
             config, session, OneRank(), self.held, Saving(config, session, OneRank(), self.held)
         )
@@ -155,21 +154,6 @@ def test_a_vote_has_its_fingerprint_also_after_the_work_was_dropped(listener: Li
     assert group.counted == (0,), "the work was started again"
     assert first.digest is not None
     assert second.digest == first.digest
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_group_with_a_dead_interface_accuses_nobody(
-    elsewhere: bool, listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise ExchangeFailed("it is silent", ("group-2",))
-
-    group = Group(listener, shards=1)
-    group.heard.elsewhere = elsewhere
-    monkeypatch.setattr(group.attempts, "_exchange", fails)
-    group.attempt(quorum(1, 1, group_1=(0,)))
-    accused = [event.accused for event in group.heard.events if isinstance(event, ExchangeBroke)]
-    assert accused == ([] if elsewhere else [("group-2",)])
 
 
 def test_a_fingerprint_is_of_the_state_that_the_step_is_computed_from(listener: Listener) -> None:

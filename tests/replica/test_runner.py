@@ -29,9 +29,11 @@ from jaxft._replica._config import GroupConfig
 from jaxft._replica._engine import Call
 from jaxft._replica._finite import FiniteCheck
 from jaxft._replica._held_state import HeldState
+from jaxft._replica._membership import Membership
 from jaxft._replica._runner import Runner
 from jaxft._replica._saving import Saving
 from jaxft._report import Record
+from jaxft._telemetry._observer import Observers
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 
@@ -64,11 +66,13 @@ class Directed:
     def wait_until_left(self, deadline_s: float, told: Step | None) -> None:
         return None
 
-    def moves(self) -> bool:
-        return False
-
     def post(self, event: Event) -> None: ...
     def got_on(self) -> None: ...
+
+
+def member(session: Any, listener: Any = None) -> Membership:
+    identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
+    return Membership(identity, listener or cast(Any, NoSession()), session, OneRank())
 
 
 def held_at(step: int) -> HeldState:
@@ -85,9 +89,8 @@ def test_a_group_announces_that_it_waits_before_it_does(caplog: pytest.LogCaptur
             return seen + 1, Over(Step(5))
 
     caplog.set_level("DEBUG", logger="jaxft")
-    identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
     config = dataclasses.replace(CONFIG, step=5)
-    runner = Runner(config, identity, cast(Any, Session()), OneRank(), NOTHING, cast(Any, NoSession()))
+    runner = Runner(config, member(Session()), NOTHING, Observers())
     with pytest.raises(JobFinished):
         runner._follow_directives(NOTHING, Record(), joins=False)
     assert told == ["wait step 5"]
@@ -96,10 +99,7 @@ def test_a_group_announces_that_it_waits_before_it_does(caplog: pytest.LogCaptur
 def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
     # A moved frontier renews the directive, possibly before the last Replayed has arrived.
     held = held_at(step=3)
-    identity = Identity("job", GroupName("group-1"), Incarnation(1), "127.0.0.1:1", "c:1")
-    catch_up = CatchUp(
-        CONFIG, identity, NOTHING, OneRank(), cast(Any, NoSession()), held, FiniteCheck("group-1")
-    )
+    catch_up = CatchUp(CONFIG, member(None), Observers(), held, FiniteCheck("group-1"))
     record = Record()
     assert not catch_up.replay(Replay(cast(Any, HealId(1)), Step(2), Step(5)), NOTHING, record)
     assert held.step == 3
@@ -147,9 +147,8 @@ def test_a_group_that_has_left_its_quorum_closes_its_connections(then: str) -> N
         session = Directed(
             iter([Attempt(quorum, Step(5)), *([] if after is None else [after]), Over(Step(5))])
         )
-        identity = Identity("job", GroupName("group-1"), Incarnation(1), addresses[1], "c:1")
         config = dataclasses.replace(CONFIG, step=5, failure_timeout_s=patience.FAR_S)
-        runner = Runner(config, identity, cast(Any, session), OneRank(), StateStore(), listeners[1])
+        runner = Runner(config, member(session, listeners[1]), StateStore(), Observers())
         runner._held.leaves, runner._held.programs = programs.state_leaves(batch), programs
         with ThreadPoolExecutor() as pool:
             opened = pool.submit(other)
@@ -166,7 +165,7 @@ def test_a_group_that_has_left_its_quorum_closes_its_connections(then: str) -> N
 
 
 def test_an_attempt_at_another_step_than_the_one_in_hand_is_a_fault() -> None:
-    attempts = Attempts(CONFIG, NOTHING, OneRank(), NOTHING, held_at(step=3), FiniteCheck("group-1"))
+    attempts = Attempts(CONFIG, member(None), Observers(), held_at(step=3), FiniteCheck("group-1"))
     attempt = Attempt(NewQuorum(QuorumId(1), Step(2), 1, ()), Step(2))
     with pytest.raises(AssertionError, match="asked for step 2 while holding state 3"):
         attempts.attempt(NOTHING, attempt.quorum, attempt.step, Record())

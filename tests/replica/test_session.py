@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from jaxft_coordinator.shell import limits
+from jaxft_protocol import values
 from jaxft_protocol.messages import (
     Commit,
     GroupName,
@@ -18,7 +19,6 @@ from jaxft_protocol.messages import (
     Incarnation,
     Member,
     NewQuorum,
-    Pin,
     QuorumId,
     Release,
     Step,
@@ -68,7 +68,6 @@ def session_with(
     started: bool = True,
     credentials: Any = None,
     failure_timeout_s: float = 600.0,
-    read_address: Callable[[], str] | None = None,
 ) -> Iterator[Session]:
     address = f"localhost:{coordinator.port}"
     identity = Identity("job", GroupName("g"), Incarnation(7), "g:1", address)
@@ -77,7 +76,6 @@ def session_with(
         Pins(on_release),
         failure_timeout_s=failure_timeout_s,
         credentials=credentials or Credentials(),
-        address=read_address,
     )
     try:
         if started:
@@ -206,29 +204,6 @@ def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coord
             patience.call(lambda: session.wait(-1))
 
 
-def test_a_group_that_is_reached_elsewhere_opens_another_stream_at_once(coordinator: Coordinator) -> None:
-    now = ["g:1+g:2"]
-    with session_with(coordinator, read_address=lambda: now[0]) as session:
-        assert session.address == "g:1+g:2", "read before the first stream"
-        assert not session.moves()
-        now[0] = "g:1+-"
-        assert session.moves()
-        patience.until(lambda: coordinator.opened > 1, "another stream")
-        assert session.address == "g:1+-"
-        now[0] = "g:1+g:2"
-        assert not session.moves(), "it waits for the next stream"
-
-
-def test_a_donor_looks_where_it_is_reached_before_a_joiner_dials_it(coordinator: Coordinator) -> None:
-    now = ["g:1+g:2"]
-    with session_with(coordinator, read_address=lambda: now[0]) as session:
-        session.post(Prepared(Step(0), 0xD1))
-        now[0] = "-+g:2"
-        coordinator.say(Pin(HealId(1), Step(0)))
-        patience.until(lambda: coordinator.opened > 1, "another stream")
-        assert session.address == "-+g:2"
-
-
 def test_the_largest_quorum_arrives(coordinator: Coordinator) -> None:
     """Of as many groups as a coordinator serves, with the longest addresses."""
     members = tuple(
@@ -242,14 +217,6 @@ def test_the_largest_quorum_arrives(coordinator: Coordinator) -> None:
         patience.until(lambda: session.quorum is not None or coordinator.opened > 1, "the quorum")
         assert session.quorum is not None
         assert session.quorum.members == members
-
-
-def test_where_a_group_is_reached_is_read_before_each_stream(coordinator: Coordinator) -> None:
-    now = ["g:1+-"]
-    with session_with(coordinator, read_address=lambda: now[0]) as session:
-        now[0] = "g:1+g:2"
-        coordinator.say(b"\xff\xff\xff")  # ends the stream
-        patience.until(lambda: session.address == "g:1+g:2", "the next stream")
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -317,7 +284,7 @@ def until_it_says(
 def test_a_long_wait_says_for_whom(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.05)
+    monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
     monkeypatch.setattr(_session, "LOOK_S", 0.02)
     caplog.set_level(logging.INFO, "jaxft")
     coordinator.silent = True
@@ -342,11 +309,11 @@ def test_a_group_is_stranded_once_it_has_waited_for_a_while_and_while_no_donor_i
     coordinator.frontier_step = Step(9)
     with session_with(coordinator) as session:
         session.post(Prepared(Step(0), 0xD1))
-        monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.05)
+        monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
         patience.until(lambda: session.stranded, "nothing that holds the state")
-        monkeypatch.setattr(_session, "FIRST_MENTION_S", 3600.0)
+        monkeypatch.setattr(values, "SLOW_WAIT_S", 3600.0)
         assert not session.stranded
-        monkeypatch.setattr(_session, "FIRST_MENTION_S", 0.0)
+        monkeypatch.setattr(values, "SLOW_WAIT_S", 0.0)
         assert session.stranded
         coordinator.say(Waiting("a donor", held=True))
         patience.until(lambda: not session.stranded, "the donor")

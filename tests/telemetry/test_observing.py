@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from jaxft import ConfigurationError, HealReport, StepReport
-from jaxft._replica._config import GroupConfig
+from jaxft._telemetry._call import Call
 from jaxft._telemetry._events import MAX_LISTED, MAX_REASON_LENGTH
 from jaxft._telemetry._observer import Observers, observers_of
 
@@ -36,20 +36,20 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def config(**settings: Any) -> GroupConfig:
-    return GroupConfig(coordinator="there:2", group="group-0", job="toy", **settings)
+def observing(events: Path | str | None = None, tracer: Any = None) -> Observers:
+    return Observers(observers_of(ME, events=events, tracer=tracer, step=0, spare=False))
 
 
 def tell(observers: Observers, before: int, report: StepReport, error: Exception | None = None) -> None:
-    with observers.calling(before) as reports:
-        reports.append(report)
+    with observers.calling(before) as calling:
+        calling.ended(report)
         if error is not None:
             raise error
 
 
 def test_each_life_writes_its_steps_and_what_happened_between(tmp_path: Path) -> None:
     path = tmp_path / "{group}.jsonl"
-    observers = observers_of(config(events=path), ME, rank=0)
+    observers = observing(events=path)
     tell(observers, 0, StepReport())  # it joins, and no step is done
     tell(observers, 0, HEALED)
     tell(observers, 7, STEP)
@@ -75,9 +75,7 @@ def test_each_life_writes_its_steps_and_what_happened_between(tmp_path: Path) ->
 
 def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXFT_EVENTS", str(tmp_path / "{group}.jsonl"))
-    observers_of(config(), ME, rank=1).close("")
-    assert not list(tmp_path.iterdir())  # rank 0 writes for its group
-    observers_of(config(), ME, rank=0).close("")
+    observing().close("")
     assert [event["event"] for event in events(tmp_path / "group-0.jsonl")] == ["life_began", "life_ended"]
 
 
@@ -85,14 +83,14 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"events of group 'group-0' cannot be written to .*JAXFT_EVENTS"
     ):
-        observers_of(config(events=tmp_path), ME, rank=0)
+        observing(events=tmp_path)
 
 
 def test_each_call_is_a_span_of_the_users_tracer() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("a test")
-    observers = observers_of(config(tracer=tracer), ME, rank=0)
+    observers = observing(tracer=tracer)
     with tracer.start_as_current_span("epoch") as epoch:
         tell(observers, 0, StepReport())
         tell(observers, 0, HEALED)
@@ -115,3 +113,36 @@ def test_each_call_is_a_span_of_the_users_tracer() -> None:
     assert [event.name for event in raised.events] == ["jaxft.member_left", "exception"]
     assert dict(raised.events[0].attributes or {})["jaxft.reason"] == "its connection closed"
     assert all(span.start_time <= span.end_time for span in exporter.get_finished_spans())
+
+
+def test_who_sees_phases_sees_them_between_the_beginning_and_the_end_of_a_call() -> None:
+    class Watching:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        def begins(self, step: int) -> None:
+            self.seen.append(("begins", step))
+
+        def enters(self, phase: str, step: int) -> None:
+            self.seen.append((phase, step))
+
+        def called(self, call: Call) -> None:
+            self.seen.append(("ends", call.report.step, call.state, call.shards, call.joins))
+
+        def close(self, reason: str) -> None:
+            self.seen.append(("closes", reason))
+
+    watching = Watching()
+    observers = Observers([watching])
+    with observers.calling(7, shards=4, joins=True) as calling:
+        observers.enters("wait", 7)
+        observers.enters("compute", 7, " shard 3")
+        calling.ended(STEP, ["leaf"])
+    observers.close("")
+    assert watching.seen == [
+        ("begins", 7),
+        ("wait", 7),
+        ("compute", 7),
+        ("ends", 8, ["leaf"], 4, True),
+        ("closes", ""),
+    ]

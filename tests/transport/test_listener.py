@@ -526,8 +526,6 @@ def test_all_addresses_and_both_families() -> None:
         if socket.has_dualstack_ipv6():
             with dial(f"[::1]:{listener.port}", request(), deadline_s=soon()):
                 take(listener).close()
-        with dial(f"localhost:{listener.port}", request(), deadline_s=soon()).sock:
-            take(listener).close()
 
 
 def test_the_door_stays_open_after_an_error_of_our_own(

@@ -1,9 +1,8 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
-import os
 import socket
 import urllib.parse
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -12,10 +11,8 @@ from jaxft_protocol.host.ports import host_and_port
 from jaxft._errors import JaxftError
 from jaxft._replica._config import GroupConfig
 from jaxft._session._channel_target import channel_target
-from jaxft._transport._cores import SYSFS, cores_near
 from jaxft._transport._endpoints import endpoints_at
 from jaxft._transport._half_open import bind
-from jaxft._transport._interfaces import Held, held_addresses, ips_of
 from jaxft._transport._sockets import split_address
 from jaxft_launch.check._certificates import served, served_by
 from jaxft_launch.check._findings import Finding, fail, ok, warn
@@ -144,63 +141,24 @@ def own_address(coordinator: str, host: str | None) -> Iterator[Finding]:
     try:
         with bind("", 0) as listening:
             config = GroupConfig(coordinator=coordinator, group="doctor", host=host)
-            addresses = config.endpoint(listening.getsockname()[1], limit_s=TIMEOUT_S).addresses
+            address = config.endpoint(listening.getsockname()[1], limit_s=TIMEOUT_S).address
             listening.settimeout(TIMEOUT_S)
-            for where, port in map(split_address, addresses):
-                with socket.create_connection((where, port), TIMEOUT_S):
-                    pass
+            where = split_address(address)
+            with socket.create_connection(where, TIMEOUT_S):
+                pass
     except (OSError, JaxftError) as error:
         yield fail(
             f"this machine cannot reach itself at its own address: {error}",
             "pass `Manager(host=...)` or JAXFT_HOST: the address at which the other groups reach this one",
         )
         return
-    hosts = [split_address(address)[0] for address in addresses]
-    local = [host for host in hosts if host in ("127.0.0.1", "localhost", "::1")]
-    if local and "localhost" not in coordinator:
+    if where[0] in ("127.0.0.1", "::1") and "localhost" not in coordinator:
         yield warn(
-            f"the other groups would be told to reach this one at {local[0]}, which is every machine's own",
+            f"the other groups would be told to reach this one at {where[0]}, which is every machine's own",
             "pass `Manager(host=...)` or JAXFT_HOST, unless all groups run here",
         )
         return
-    yield ok(f"this machine reaches itself at {', '.join(hosts)}, which it would tell the other groups")
-    try:
-        held = held_addresses()
-    except OSError as error:  # a sandbox may refuse
-        yield warn(
-            f"the kernel does not tell which interfaces this machine has: {error}",
-            "a group cannot leave out an address whose interface is dead; without several addresses, that is no loss",
-        )
-        return
-    yield from interfaces(hosts, held, os.sched_getaffinity(0))
-
-
-def interfaces(
-    hosts: Sequence[str], held: Sequence[Held], allowed: Set[int], sysfs: Path = SYSFS
-) -> Iterator[Finding]:
-    """Say which network interface holds each address, whether it works, and which cores are near it.
-
-    Args:
-        hosts: the addresses, or names.
-        held: the addresses of this machine. One that it does not hold is left out: it may be forwarded here.
-        allowed: the cores that this process may use.
-        sysfs: where the kernel tells of each interface.
-    """
-    for host in hosts:
-        ips = ips_of(host)
-        one = next((each for each in held if each.address in ips), None)
-        if one is None:
-            continue
-        if not one.works:
-            yield warn(
-                f"network interface {one.interface}, which holds {host}, is down or has no carrier",
-                f"check its cable and its switch, and `ip addr show {one.interface}`; until it works, a group is "
-                "reached at its other addresses, if it has several",
-            )
-            continue
-        cores = cores_near(str(one.address), allowed, held, sysfs)
-        near = f"; threads of exchanges keep to the cores near it: {sorted(cores)}" if cores else ""
-        yield ok(f"network interface {one.interface}, which holds {host}, works{near}")
+    yield ok(f"this machine reaches itself at {where[0]}, which it would tell the other groups")
 
 
 def peers(url: str, *, ca: Path | None = None) -> Iterator[Finding]:
@@ -232,8 +190,8 @@ def _http_certificate(url: str) -> Iterator[Finding]:
 
 
 def _reached(job: str, group: str, address: str) -> Finding:
-    """Check each process of a group, at each of its network interfaces."""
-    every = [each for endpoint in endpoints_at(address) for each in endpoint.living][:_MOST_GROUPS]
+    """Check each process of a group."""
+    every = [endpoint.address for endpoint in endpoints_at(address)][:_MOST_GROUPS]
     each = ""
     try:
         for each in every:

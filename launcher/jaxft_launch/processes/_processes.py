@@ -39,7 +39,6 @@ class Child:
     """A process that we started, and its own children: they form one process group.
 
     `log_start_bytes`: where its output begins in its log, which may have that of earlier launches before it.
-    `foreign`: the kernel has refused a signal to it, since it runs as another user (`sudo`). It ends by itself.
     `python`: whether its command is that of a Python program. A shell, or `env`, may become one later.
     """
 
@@ -48,7 +47,6 @@ class Child:
     _process: subprocess.Popen[bytes] | Fork
     _orders: int | None = None
     log_start_bytes: int = 0
-    foreign: bool = False
     python: bool = False
 
     @property
@@ -115,31 +113,17 @@ class Child:
         """
         return _running(self.pid)
 
-    def kill_rest(self) -> list[int]:
-        """Send SIGKILL to these. Does not wait. Return those that run as another user, and go on."""
-        foreign: list[int] = []
+    def kill_rest(self) -> None:
+        """Send SIGKILL to these. Does not wait."""
         for pid in self.rest():
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            except PermissionError:
-                foreign.append(pid)
-        return foreign
 
     def _signal(self, number: int, *, also_rest: bool = True) -> None:
-        """Send a signal, and by default also to what it has started."""
-        if self._process.poll() is not None:
-            return
-        try:
-            if also_rest:
-                os.killpg(self.pid, number)
-                number = 0  # the kernel is content if any process of the group may be signalled: now ask of this one
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            self.foreign = True
+        """Send a signal, and by default also to what it has started. A program of another user gets none."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.killpg if also_rest else os.kill)(self.pid, number)
 
     def output(self) -> str:
         """Return what it has written so far."""
@@ -183,7 +167,7 @@ def start_beside(
 
 
 def kill_beside(process: subprocess.Popen[bytes]) -> None:
-    """End such a command, and its children. Does not wait. One that runs as another user (`sudo`) ends by itself."""
+    """End such a command, and its children. Does not wait."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -306,18 +290,17 @@ class Processes:
     def end(self, children: Sequence[Child], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask children to end, wait up to `timeout_s` for all of them together, then kill the others.
 
-        What they have started ends with them, a moment later. What runs as another user is left.
+        What they have started ends with them, a moment later.
         """
         running = [child for child in children if child.exit_code() is None]
         for child in running:
             child.terminate()
-        running = [child for child in running if not child.foreign]
         deadline_s = time.monotonic() + timeout_s
         for child in running:
             if not child.wait(max(0.0, deadline_s - time.monotonic())):
                 child.kill()
         for child in children:
-            child.wait(0.0 if child.foreign else REAP_TIMEOUT_S)
+            child.wait(REAP_TIMEOUT_S)
             child.close()
         deadline_s = time.monotonic() + min(timeout_s, REST_TIMEOUT_S)
         while _any_left(running) and time.monotonic() < deadline_s:

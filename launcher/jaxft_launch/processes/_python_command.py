@@ -47,14 +47,6 @@ def python_command(command: Sequence[str]) -> PythonCommand | None:
     return PythonCommand(tuple(options), tuple(rest)) if rest and Path(rest[0]).is_file() else None
 
 
-def other_python(command: Sequence[str]) -> str:
-    """Return the path of another Python than that of this process which a command runs, or ""."""
-    program = shutil.which(command[0])
-    if program is None or not Path(program).name.startswith("python") or _is_ours(Path(program)):
-        return ""
-    return program
-
-
 def _words_of_option(word: str) -> int:
     """How many words an option of Python takes; 0 if it is none after which a script or module may come."""
     if word in _WITH_NEXT_WORD:

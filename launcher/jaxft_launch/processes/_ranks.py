@@ -35,8 +35,6 @@ class Member:
         devices: the machine's devices that belong to it, dealt out to its ranks; empty: not limited.
         compilation_cache: the folder for its compiled programs.
         extra: further environment variables of all of its processes.
-        command: what to run as it stands, in place of the launch's program.
-        group: the group that it is only a part of, if so: given up as a whole.
     """
 
     name: str
@@ -49,8 +47,6 @@ class Member:
     devices: tuple[int, ...] = ()
     compilation_cache: Path | None = None
     extra: dict[str, str] = field(default_factory=dict)
-    command: tuple[str, ...] = ()
-    group: str = ""
 
     @property
     def world(self) -> int:

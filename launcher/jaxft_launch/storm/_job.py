@@ -327,11 +327,6 @@ class Job:
                 return incarnation
         return None
 
-    def foreign(self) -> Child | None:
-        """Return a process that could not be signalled, since it runs as another user."""
-        children = (rank.child for incarnation in self._all() for rank in incarnation.ranks)
-        return next((child for child in children if child.foreign), None)
-
     def full_step_s(self) -> float | None:
         """Return how long the last step took if every group took part in it; otherwise None."""
         newest = [self.current(group).steps for group in self.groups]

@@ -59,11 +59,6 @@ def run_job(
                 )
                 break
             problems.append(failure_text(failed))
-        elif foreign := job.foreign():
-            problems.append(
-                f"{foreign.name} (pid {foreign.pid}) runs as another user, so no fault can strike it: start this "
-                "command as that user"
-            )
         elif job.over:
             break
         elif time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_timeout_s:

@@ -105,8 +105,3 @@ def _seconds(word: str, value: str) -> float:
 def _if_late(phase: str, step: int, lasted_s: float, deadlines: Mapping[str, float]) -> Overdue | None:
     deadline_s = deadlines.get(phase, math.inf)
     return Overdue(phase, step, lasted_s, deadline_s) if lasted_s > deadline_s else None
-
-
-def without_phases(deadlines: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the deadlines of what tells no phase: a launcher on another host, which supervises its processes."""
-    return {**dict.fromkeys(deadlines, math.inf), END: deadlines[END]}

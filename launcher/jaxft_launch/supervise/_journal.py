@@ -1,14 +1,14 @@
 """The events of a launch: one JSON object per line. docs/clusters.md documents each of them."""
 
-import errno
 import json
-import os
 import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from jaxft_protocol.host.lines import append
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,24 +192,18 @@ class Journal:
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._path = path.absolute()
+        append(self._path, "")
         self._say = say
         self._fails = False
 
     def write(self, entry: Entry) -> None:
         fields: dict[str, Any] = {"t": round(time.time(), 3), "event": name_of(type(entry)), **asdict(entry)}
-        line = json.dumps(fields, allow_nan=False).encode() + b"\n"
         try:
-            if (written := self._file.write(line)) != len(line):
-                self._file.truncate(self._file.seek(0, os.SEEK_END) - (written or 0))
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            append(self._path, json.dumps(fields, allow_nan=False) + "\n")
         except OSError as error:
             if not self._fails:
                 self._say(f"events cannot be written to {self._path}, and are lost until they can: {error}")
             self._fails = True
         else:
             self._fails = False
-
-    def close(self) -> None:
-        self._file.close()

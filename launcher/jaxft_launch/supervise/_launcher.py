@@ -20,7 +20,6 @@ from jaxft_launch.supervise._output import LogTail, Output, Row
 from jaxft_launch.supervise._probe import Probe
 from jaxft_launch.supervise._restarts import FIRST_WAIT_S, STEADY_S, doubled_s
 from jaxft_launch.supervise._supervisor import Rules, State, Supervisor
-from jaxft_launch.supervise._watch_clock import WatchClock
 
 POLL_S = 0.02
 
@@ -114,7 +113,6 @@ class Launcher:
             if self._coordinator is not None:
                 self._coordinator.poll()
             self._end_together()
-            self._give_up_together()
             self._give_up_stranded()
             if self._kill_at_s is None:  # otherwise all groups end anyway
                 for watch in self._watches:
@@ -174,20 +172,10 @@ class Launcher:
                 one.kill()
             self._kill_at_s = math.inf
 
-    def _give_up_together(self) -> None:
-        """End the other parts of a group of which one part was given up: they would wait for it."""
-        lost = {one.member.group for one in self.supervisors if one.state is State.GIVEN_UP} - {""}
-        for one in self.supervisors:
-            if one.member.group in lost and one.restarts:
-                self._output.say(
-                    f"{one.member.name} ends, since {one.member.group} cannot go on without its other hosts"
-                )
-                one.kill()
-
     def _give_up_stranded(self) -> None:
         """Give up a job whose state nothing holds: each of its groups has found that several times in a row.
 
-        Only a launch that has started the coordinator knows all groups. Those on other hosts do not tell it.
+        Only a launch that has started the coordinator knows all groups.
         """
         left = [one for one in self.supervisors if not one.over]
         if self._coordinator is None or self._drains or not all(one.stranded for one in left):
@@ -259,7 +247,6 @@ class CoordinatorKeeper:
         self._journal = journal
         self._output = output
         self._silence_s = silence_s
-        self._clock = WatchClock()
         self._killed: Child | None = None
         self._listens = True
         self._start_s = 0.0
@@ -274,7 +261,7 @@ class CoordinatorKeeper:
         """Restart it when that is due. It remembers the job's decisions."""
         child = self._coordinator.child
         status = child.exit_code()
-        now_s = self._clock.look()
+        now_s = time.monotonic()
         if status is None:
             if self._killed is not child and (why := self._hangs(now_s)):
                 self._killed = child
@@ -322,7 +309,7 @@ class CoordinatorKeeper:
             return
         self._due_s = None
         self._began_s = time.monotonic()
-        self._listens, self._start_s = False, self._clock.look()
+        self._listens, self._start_s = False, time.monotonic()
         self._told()
 
     def _told(self) -> None:

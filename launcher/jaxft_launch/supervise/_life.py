@@ -15,8 +15,6 @@ from jaxft_launch.processes._ranks import Member, start_ranks
 from jaxft_launch.processes._statuses import Ending
 from jaxft_launch.processes._warm import Warm, with_statuses
 from jaxft_launch.supervise._deadlines import END, WAITS, Overdue, Sign, overdue
-from jaxft_launch.supervise._memory_kills import memory_kills
-from jaxft_launch.supervise._watch_clock import WatchClock
 
 PHASE_FILE = "JAXFT_PHASE_FILE"
 
@@ -79,7 +77,6 @@ class Life:
         self.member = member
         self.number = number
         self.started_s = time.monotonic()
-        self._clock = WatchClock()
         self._first_end_s: float | None = None
         self._kill_rest_at_s: float | None = None
         self._rest_leaves_until_s = 0.0
@@ -93,13 +90,9 @@ class Life:
         self.stranded = False  # it finds no group that holds the job's state
         self.has_begun = False  # it does more than wait for the job, or has waited for long
         self.joined = False  # a process has called `join` or a step
-        self.memory_kills = memory_kills()  # of this machine, before it started
         name = f"{member.name}.{number}"
         files = [phases / f"{name}.{rank}.phase" for rank in member.ranks_here]
-        commands = [
-            list(member.command) or fill(command, member, rank=rank, folder=processes.folder)
-            for rank in member.ranks_here
-        ]
+        commands = [fill(command, member, rank=rank, folder=processes.folder) for rank in member.ranks_here]
         if warm is None:
             commands = [with_statuses(one) for one in commands]
         # What clears temporary folders may have removed it.
@@ -141,11 +134,6 @@ class Life:
         return self._fate.settled
 
     @property
-    def foreign(self) -> list[int]:
-        """The processes that run and may not be signalled, since they are another user's."""
-        return [one.child.pid for one in self.ranks if one.child.foreign and one.child.exit_code() is None]
-
-    @property
     def warm(self) -> bool:
         return all(one.child.warm for one in self.ranks)
 
@@ -179,7 +167,7 @@ class Life:
 
         All of them say first where they stand: that one may wait for another, which looks the same from here.
         """
-        now_s = self._clock.look()
+        now_s = time.monotonic()
         if self.failed is not None:
             return
         self.note_signs()
@@ -195,7 +183,7 @@ class Life:
                 return
 
     def _late(self, one: RankProcess, now_s: float, deadlines: Mapping[str, float]) -> Overdue | None:
-        if late := overdue(one.seen(now_s), started_t_s=0.0, now_t_s=now_s, deadlines=deadlines):
+        if late := overdue(one.seen(now_s), started_t_s=self.started_s, now_t_s=now_s, deadlines=deadlines):
             return late
         lasted_s = 0.0 if self._first_end_s is None else now_s - self._first_end_s
         return Overdue(END, self.step, lasted_s, deadlines[END]) if lasted_s > deadlines[END] else None
@@ -215,31 +203,31 @@ class Life:
         self._kill_rest_at_s = self._rest_leaves_until_s = 0.0
         self._fate.kill()
 
-    def end_rest(self) -> tuple[bool, list[int], list[int]]:
+    def end_rest(self) -> tuple[bool, list[int]]:
         """Once it is over, end what its processes have started, which may hold devices and ports.
 
         That has a moment to end by itself, or the time for which `terminate` was called. The kernel may take a moment
         to end what was killed, such as one that holds the memory of a device.
 
         Returns:
-            whether this is done; the processes that were killed for that; those that run as another user, and go on.
+            whether this is done; the processes that were killed for that.
 
         Raises:
             OSError: what runs cannot be found out now.
         """
         rest = [pid for one in self.ranks for pid in one.child.rest()]
         if not rest:
-            return True, [], []
+            return True, []
         if self._kill_rest_at_s is None:
             self._kill_rest_at_s = time.monotonic() + REST_TIMEOUT_S
         if time.monotonic() < max(self._kill_rest_at_s, self._rest_leaves_until_s):
-            return False, [], []
-        foreign = [pid for one in self.ranks for pid in one.child.kill_rest()]
-        killed = [pid for pid in rest if pid not in foreign]
+            return False, []
+        for one in self.ranks:
+            one.child.kill_rest()
         if self._rest_gone_by_s is None:
             self._rest_gone_by_s = time.monotonic() + REAP_TIMEOUT_S
-            return not killed, killed, foreign
-        return not killed or time.monotonic() >= self._rest_gone_by_s, [], []
+            return False, rest
+        return time.monotonic() >= self._rest_gone_by_s, []
 
     def clean_up(self) -> None:
         """Remove the phase files. Call it once it is over."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft_launch.processes._checks import LaunchError
-from jaxft_launch.supervise._hosts import check_names, check_shell, parts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,23 +29,12 @@ class LaunchOptions:
     """Start only this one group of the job, group-GROUP: for an element of a Slurm array or a Kubernetes Job."""
     nproc: int = 1
     """Processes of each group. If one of them ends, its group is restarted."""
-    hosts: str | None = None
-    """Other hosts to start the groups on, separated by commas, as --remote-shell knows them: as many as groups, or a
-    multiple (groups of several hosts, each with --nproc processes), or a divisor."""
-    job: str = "default"
-    """With --hosts: the job's name, as in jaxft.Manager(job=...). The token that the launcher makes belongs to it."""
-    remote_shell: str = (
-        "ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=15 -o ServerAliveCountMax=5"
-    )
-    """The command that runs a command on another host. It is given the host and the command as its last two words."""
     nodes: int = 1
     """With --group: the number of hosts of the group. On each of them, start a launcher with the same --meet."""
     node: int = 0
     """With --nodes: which of them this host is, from 0."""
     meet: str = ""
     """With --nodes above 1: HOST:PORT where all processes of the group meet, with a free port of node 0."""
-    attached: bool = False
-    """What --hosts starts: take the token and orders from the standard input, and end when that ends."""
     coordinator: str = ""
     """HOST:PORT of the job's coordinator; by default that of the environment variable JAXFT_COORDINATOR. If neither
     is given, one is started (jaxft-coordinator), and it is restarted if it ends."""
@@ -107,9 +95,6 @@ def check_options(options: LaunchOptions) -> None:
         raise LaunchError("--group starts one group, so --groups and --spares do not go with it.")
     if options.group is not None and options.group < 0:
         raise LaunchError(f"--group must be a number from 0, not {options.group}.")
-    if options.hosts is not None:
-        check_hosts(options)
-        return
     check_nodes(options)
     devices, processes = devices_of(options), len(options.names) * options.nproc
     if devices and len(devices) % processes:
@@ -119,27 +104,6 @@ def check_options(options: LaunchOptions) -> None:
         )
 
     check_rungs(options, devices)
-
-
-def check_hosts(options: LaunchOptions) -> None:
-    """Raise a LaunchError if the groups cannot be started on other hosts like this."""
-    for flag, given in (
-        ("--group", options.group is not None),
-        ("--nodes", options.nodes != 1),
-        ("--attached", options.attached),
-        ("--rungs", bool(options.rungs)),
-    ):
-        if given:
-            raise LaunchError(f"{flag} does not go with --hosts, which starts a launcher on each host.")
-    check_shell(options.remote_shell)
-    check_names(hosts_of(options))
-    parts = parts_of(options.names, hosts_of(options))
-    devices, processes = devices_of(options), parts[0].shares * options.nproc
-    if len(devices) % processes:
-        raise LaunchError(
-            f"--devices names {len(devices)} devices of each host, which its {processes} processes cannot share "
-            "evenly."
-        )
 
 
 def check_nodes(options: LaunchOptions) -> None:
@@ -219,11 +183,6 @@ def devices_of(options: LaunchOptions) -> list[int]:
     if not all(word.isdecimal() for word in words) or len(set(map(int, words))) != len(words):
         raise LaunchError(f"--devices must be different numbers such as 0,1,2,3, not {options.devices!r}.")
     return [int(word) for word in words]
-
-
-def hosts_of(options: LaunchOptions) -> list[str]:
-    """Return the hosts of `--hosts`."""
-    return words_of(options.hosts or "")
 
 
 def words_of(comma_list: str) -> list[str]:

@@ -5,7 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Protocol, Self
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as RichTable
 
 from jaxft_launch.storm._display import PlainLines, stamp
 
@@ -15,8 +20,6 @@ MOST_BYTES = 1 << 20
 LAST_BYTES = 4 << 20
 # More than this of a line is not shown.
 LONGEST_LINE_BYTES = 16 << 10
-# How often a line is shown that is drawn again and again.
-DRAWN_EVERY_S = 5.0
 TABLE_EVERY_S = 0.25
 
 
@@ -50,15 +53,8 @@ class Output(Protocol):
 
 
 def make_output(stream: IO[str]) -> Output:
-    """Return lines and a table for a terminal if rich is installed, and else lines."""
-    if not stream.isatty():
-        return Lines(stream)
-    try:
-        return Table(stream)
-    except ImportError:
-        lines = Lines(stream)
-        lines.say('For a live table of the groups, run: pip install "jaxft[launch]"')
-        return lines
+    """Return lines, and on a terminal a table below them."""
+    return Table(stream) if stream.isatty() else Lines(stream)
 
 
 class Lines(PlainLines):
@@ -78,9 +74,6 @@ class Table:
     """Lines, and below them a table that is updated in place."""
 
     def __init__(self, stream: IO[str]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
         self._console = Console(file=stream, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._began_s = time.monotonic()
@@ -111,11 +104,8 @@ class Table:
         self._console.print(text, markup=False, soft_wrap=True, style=style)
 
 
-def table_of(rows: Sequence[Row]) -> Any:
+def table_of(rows: Sequence[Row]) -> RichTable:
     """Return the rich table of the groups."""
-    from rich import box
-    from rich.table import Table as RichTable
-
     table = RichTable(box=box.SIMPLE_HEAD)
     for heading in ("group", "state", "phase"):
         table.add_column(heading, no_wrap=True)
@@ -136,24 +126,14 @@ def table_of(rows: Sequence[Row]) -> Any:
 
 
 class LogTail:
-    """Reads the new lines of a log file.
+    """Reads the new lines of a log file. Of a line that is drawn again and again, its last state is shown."""
 
-    A progress bar draws its line again and again, each time after a carriage return. Of these, one is shown every few
-    seconds, and the last.
-    """
-
-    def __init__(
-        self, path: Path, start_bytes: int = 0, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, path: Path, start_bytes: int = 0) -> None:
         """`start_bytes`: where what is new begins."""
         self._path = path
         self._offset_bytes = start_bytes
-        self._clock = clock
-        self._line = _Line()
-        # A carriage return came last: it belongs to a line end, or the line is drawn again.
-        self._returned = False
-        self._drawn: _Line | None = None  # as the line was before it was drawn again; None if that was shown
-        self._shown_s = float("-inf")
+        self._part = b""  # of a line without its end
+        self._left_out_bytes = 0  # of that line
 
     def lines(self, *, last: bool = False) -> list[str]:
         """Return the whole new lines; with `last`, also one without an end."""
@@ -161,35 +141,23 @@ class LogTail:
         *whole, part = self._read(LAST_BYTES if last else MOST_BYTES).split(b"\n")
         for text in whole:
             self._add(text)
-            lines.append(self._line.text())
-            self._begin()
+            lines.append(self._taken())
         self._add(part)
-        if last and (self._line.head or self._drawn):
-            lines.append(self._line.text() if self._line.head else str(self._drawn and self._drawn.text()))
-            self._begin()
-        elif self._drawn and self._clock() - self._shown_s >= DRAWN_EVERY_S:
-            lines.append(self._drawn.text())
-            self._drawn, self._shown_s = None, self._clock()
+        if last and self._part:
+            lines.append(self._taken())
         return lines
 
-    def _begin(self) -> None:
-        self._line, self._returned, self._drawn = _Line(), False, None
-
     def _add(self, text: bytes) -> None:
-        """Add to the line, or draw it again."""
-        if not text:
-            return
-        if self._returned:
-            text = b"\r" + text
-        self._returned = text.endswith(b"\r")
-        before, returned, newest = text.rstrip(b"\r").rpartition(b"\r")
-        if returned:
-            _, earlier, drawn = before.rpartition(b"\r")
-            line = _Line() if earlier else self._line
-            line.add(drawn)
-            self._drawn = line if line.head else self._drawn
-            self._line = _Line()
-        self._line.add(newest)
+        self._part += text
+        if len(self._part) > LONGEST_LINE_BYTES:
+            self._left_out_bytes += len(self._part) - LONGEST_LINE_BYTES
+            self._part = self._part[:LONGEST_LINE_BYTES]
+
+    def _taken(self) -> str:
+        text = self._part.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+        more = f" ... ({self._left_out_bytes} more bytes are in the log)" if self._left_out_bytes else ""
+        self._part, self._left_out_bytes = b"", 0
+        return text + more
 
     def _skip(self) -> list[str]:
         """Leave out all but the last of what is new; return a line that says so."""
@@ -197,7 +165,7 @@ class LogTail:
         if left_out_bytes <= 0:
             return []
         self._offset_bytes += left_out_bytes
-        self._begin()
+        self._part, self._left_out_bytes = b"", 0
         return [f"... ({left_out_bytes} bytes are left out here, and are in {self._path.name})"]
 
     def _size_bytes(self) -> int:
@@ -210,8 +178,7 @@ class LogTail:
         """Return what is new. A log that cannot be read now, as on a file server that is away, is read later."""
         size_bytes = self._size_bytes()
         if size_bytes < self._offset_bytes:  # as `copytruncate` of logrotate does it
-            self._offset_bytes = 0
-            self._begin()
+            self._offset_bytes, self._part = 0, b""
         if size_bytes == self._offset_bytes:
             return b""
         try:
@@ -222,20 +189,3 @@ class LogTail:
             return b""
         self._offset_bytes += len(new)
         return new
-
-
-class _Line:
-    """A line of a log so far, up to a limit."""
-
-    def __init__(self) -> None:
-        self.head = b""
-        self._left_out_bytes = 0
-
-    def add(self, text: bytes) -> None:
-        fits = text[: LONGEST_LINE_BYTES - len(self.head)]
-        self.head += fits
-        self._left_out_bytes += len(text) - len(fits)
-
-    def text(self) -> str:
-        more = f" ... ({self._left_out_bytes} more bytes are in the log)" if self._left_out_bytes else ""
-        return self.head.decode(errors="replace") + more

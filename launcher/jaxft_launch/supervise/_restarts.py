@@ -17,8 +17,7 @@ JITTER = 0.25
 # No wait doubles more often, since a float overflows at 1024: a coordinator may be restarted as often in a day.
 MOST_DOUBLINGS = 64
 ERRORS_IN_A_ROW = 2
-# What commits no steps, a launcher on another host, a spare or a coordinator, has made progress if it lived for so
-# long. But a launcher that gives up after an error of the program has tried that twice.
+# What commits no steps, a spare or a coordinator, has made progress if it lived for so long.
 STEADY_S = 600.0
 
 
@@ -55,7 +54,7 @@ def after(
     *,
     ending: Ending,
     status: int,
-    step: int | None,
+    step: int,
     lived_s: float,
     max_restarts: int,
     jitter: float,
@@ -67,7 +66,7 @@ def after(
         past: of the lives before.
         ending: how it ended.
         status: its exit status, for the message.
-        step: the highest step that it committed; 0 if it committed none; None if it tells no steps.
+        step: the highest step that it committed; 0 if it committed none.
         lived_s: how long it lived.
         max_restarts: the most restarts in a row without progress.
         jitter: a random number in [0, 1).
@@ -75,9 +74,9 @@ def after(
     """
     if ending is Ending.REFUSED:
         return GiveUp(f"The job refused it (exit status {status}); its log says what differs.")
-    if step is not None and step > past.step:
+    if step > past.step:
         return Restart(0.0, Past(step, 0))
-    if (step is None or stands_by) and lived_s >= STEADY_S and ending is not Ending.ERROR:
+    if stands_by and lived_s >= STEADY_S and ending is not Ending.ERROR:
         return Restart(0.0, replace(past, fruitless=0))
     fruitless = past.fruitless + 1
     if ending is Ending.ERROR and fruitless >= ERRORS_IN_A_ROW:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxft_launch.processes._processes import Processes
 from jaxft_launch.processes._python_command import python_command
 from jaxft_launch.processes._ranks import Member
-from jaxft_launch.processes._statuses import AGAIN, ERROR, REFUSED, SIGKILLED, Ending, ending_of
+from jaxft_launch.processes._statuses import AGAIN, ERROR, REFUSED, Ending, ending_of
 from jaxft_launch.processes._warm import Warm
 from jaxft_launch.supervise._deadlines import DEFAULTS, SILENCE
 from jaxft_launch.supervise._journal import (
@@ -27,7 +27,6 @@ from jaxft_launch.supervise._journal import (
 )
 from jaxft_launch.supervise._ladder import Ladder
 from jaxft_launch.supervise._life import Life, fill
-from jaxft_launch.supervise._memory_kills import memory_kills, memory_text
 from jaxft_launch.supervise._probe import Probe
 from jaxft_launch.supervise._restarts import GiveUp, Past, after
 
@@ -117,7 +116,6 @@ class Supervisor:
         self._lacks: tuple[int, ...] = ()  # what it has said to wait for
         self._climbs = False
         self._ends = False
-        self._told_foreign = False
         self._stranded = False  # its last life found no group with the job's state
         self._before: Life | None = None  # the last one that was not so
         self._given_up = False
@@ -231,7 +229,7 @@ class Supervisor:
         self.kill()
 
     def kill(self) -> None:
-        """End the group at once, or go on without it if it runs as another user. It is not restarted."""
+        """End the group at once. It is not restarted."""
         self._restarts = False
         self._ends = True
         if self.life is not None and self.state is State.RUNNING:
@@ -329,45 +327,18 @@ class Supervisor:
             )
             self._processes.end_warm([self._warm], timeout_s=0.0)
             self._warm = None
-        if foreign := life.foreign:
-            self._leave_alone(life, foreign)
         if over and self._rest_has_ended(life):
             self._conclude(life)
-
-    def _leave_alone(self, life: Life, foreign: list[int]) -> None:
-        """Wait for the end of what may not be signalled, unless all groups are to end."""
-        pids = ", ".join(map(str, foreign))
-        if not self._told_foreign:
-            self._told_foreign = True
-            self._say(
-                f"{self.name} (pid {pids}) runs as another user, so this launcher may not signal it: it is neither "
-                "drained nor killed, and goes on until it ends by itself. Start the launcher as that user instead: "
-                "sudo -u USER jaxft launch ..."
-            )
-        if self._ends and all(
-            one.child.pid in foreign or one.child.exit_code() is not None for one in life.ranks
-        ):
-            self.state, self.status = State.GIVEN_UP, AGAIN
-            why = "It runs as another user, still runs, and could not be ended."
-            self._say(f"{self.name} (pid {pids}) is given up. {why} To end it: {kill_command(foreign)}")
-            self._write(GroupGivenUp(group=self.name, life=life.number, why=why))
 
     def _rest_has_ended(self, life: Life) -> bool:
         """Whether nothing runs any more that its processes have started."""
         try:
-            has_ended, killed, foreign = life.end_rest()
+            has_ended, killed = life.end_rest()
         except OSError:  # what runs cannot be found out now: look again, while there is time
             return self._ends
         if killed:
             pids = ", ".join(map(str, killed))
             self._say(f"killed what the processes of {self.name} had started and left behind (pid {pids})")
-        if foreign:
-            pids = ", ".join(map(str, foreign))
-            self._say(
-                f"what the processes of {self.name} had started and left behind (pid {pids}) runs as another user, "
-                "so this launcher may not kill it. It may hold devices and ports that the group needs. To end it: "
-                f"{kill_command(foreign)}"
-            )
         return has_ended
 
     def _tell_failure(self, life: Life) -> None:
@@ -399,10 +370,7 @@ class Supervisor:
             return
         status = one.child.exit_code()
         assert status is not None
-        kills = memory_kills() - life.memory_kills if status in SIGKILLED else 0
-        self._say(
-            f"{name} (pid {one.child.pid}) ended with exit status {status} ({ending_of(status)}){memory_text(kills)}"
-        )
+        self._say(f"{name} (pid {one.child.pid}) ended with exit status {status} ({ending_of(status)})")
         self._write(
             RankEnded(
                 group=self.member.name,
@@ -445,14 +413,16 @@ class Supervisor:
         if not self._restarts or ending is Ending.DRAINED:
             self.state = State.LEFT
             self.drained = ending is Ending.DRAINED and not self._drains
-            step = "" if life.member.command else f", at step {life.step}"  # the launcher there has said it
-            self._say(f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}{step}")
+            self._say(
+                f"{name} {'was drained' if ending is Ending.DRAINED else 'has left'}, at step {life.step}"
+            )
             return
-        step = None if life.member.command else life.committed
-        self._go_on_after(ending, status, step=step, lived_s=lived_s, log=lambda: self._last_log(life))
+        self._go_on_after(
+            ending, status, step=life.committed, lived_s=lived_s, log=lambda: self._last_log(life)
+        )
 
     def _go_on_after(
-        self, ending: Ending, status: int, *, step: int | None, lived_s: float, log: Callable[[], str]
+        self, ending: Ending, status: int, *, step: int, lived_s: float, log: Callable[[], str]
     ) -> None:
         """Wait for the next start, or give the group up; `log` returns the last lines of what ended."""
         name = self.member.name
@@ -486,11 +456,6 @@ class Supervisor:
         return (life.failed or life.ranks[0]).child.log_tail()
 
 
-def kill_command(pids: list[int]) -> str:
-    """What a user can run to end processes of another user."""
-    return f"sudo kill -9 {' '.join(map(str, pids))}"
-
-
 def _status_of(ending: Ending, status: int) -> int:
     """The launcher's own exit status for a group that was given up."""
     match ending:
@@ -506,6 +471,6 @@ def _but(life: Life) -> str:
     """What is odd about a life that was done."""
     if life.late:
         return ": its job was finished without it"
-    if life.joined or life.member.command:  # the launcher there has said it
+    if life.joined:
         return ""
     return ", but its program has called no step: does it come to `with jaxft.Manager(...)`?"

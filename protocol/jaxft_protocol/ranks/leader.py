@@ -1,13 +1,10 @@
 """Rank 0's side: `step(leader, event, now_s) -> (leader, effects)`."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from jaxft_protocol.ranks.messages import CameApart, Judged, Outcome, StopWork, Verdict
-from jaxft_protocol.values import changed
-
-# Mention a wait that is longer than this, and again each time it has doubled.
-_FIRST_MENTION_S = 5.0
+from jaxft_protocol.values import SLOW_WAIT_S, changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Leader:
     what: str = ""  # the operation that rank 0 is in; "" between two of them
     own: Verdict | None = None  # how rank 0's part went, once it has ended
     done_s: float = 0.0  # when it ended
-    mention_s: float = field(default=_FIRST_MENTION_S)
+    mention_s: float = SLOW_WAIT_S
     redirected: bool = False  # the group is directed elsewhere
     interrupted: bool = False  # another rank has failed
     awaits: bool = False  # rank 0 waits for the others in a computation of all ranks
@@ -173,7 +170,7 @@ def step(leader: Leader, event: Event, now_s: float) -> _Next:
             # Another rank's failure came first: that is what has ended the operation.
             return changed(leader, redirected=not leader.interrupted), ()
         case Done(verdict):
-            done = changed(leader, own=verdict, done_s=now_s, mention_s=_FIRST_MENTION_S)
+            done = changed(leader, own=verdict, done_s=now_s, mention_s=SLOW_WAIT_S)
             return _looked(done, now_s)
         case Looks():
             return _looked(leader, now_s)

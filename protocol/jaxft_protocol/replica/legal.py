@@ -54,7 +54,6 @@ from jaxft_protocol.replica.state import (
     Healed,
     Idle,
     LeaveNow,
-    Moved,
     Phase,
     Prepared,
     Raised,
@@ -114,8 +113,6 @@ _CAUGHT_UP = _rule(_ALL - _IN_QUORUM)
 RULES: Mapping[type[Any], Rule] = {
     # ---- from the session ----
     Connected: _rule(_OFFLINE, (_OVER, _LEFT_MEANWHILE)),
-    # From the session before a stream opens, and from the training thread.
-    Moved: _rule(_UNWELCOME | _PRESENT | _JOINED, (_FINISHED | _LEAVING | _OVER, _JOB_OVER)),
     Disconnected: _rule(_ALL),
     Idle: _rule(_ALL),
     Tick: _rule(_ALL),

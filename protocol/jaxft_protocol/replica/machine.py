@@ -76,7 +76,6 @@ from jaxft_protocol.replica.state import (
     Idle,
     LeaveJob,
     LeaveNow,
-    Moved,
     Over,
     Phase,
     Prepared,
@@ -162,8 +161,6 @@ def _happened(draft: Draft, event: Event) -> None:
             deadlines.tick(draft, event)
         case Connected():
             sessions.connected(draft)
-        case Moved(address):
-            sessions.moved(draft, address)
         case Disconnected(reason, busy):
             sessions.disconnected(draft, reason, busy=busy)
         case Idle():

@@ -1,7 +1,6 @@
 """The session with a coordinator: connect, join, get evicted, lose the stream, leave."""
 
 import hashlib
-from dataclasses import replace
 
 from jaxft_protocol.messages import Drain, HaltKind, Hello, Join, Leave, Refused, Welcome
 from jaxft_protocol.names import ANY_MESHES, MESHES
@@ -67,16 +66,6 @@ def connected(draft: Draft) -> None:
             stream=stream,
         )
     )
-
-
-def moved(draft: Draft, address: str) -> None:
-    """Note where the others reach this group; join again if it has announced another address."""
-    me = draft.replica.identity
-    if address == me.address:
-        return
-    draft.update(identity=replace(me, address=address))
-    if draft.replica.phase is not Phase.OFFLINE:
-        draft.effects.append(Close(f"joins again, to be reached at {address}"))
 
 
 def welcome(draft: Draft, message: Welcome) -> None:

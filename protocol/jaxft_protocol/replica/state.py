@@ -181,13 +181,6 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """The others reach this group at `address` now; it may have announced that already."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Disconnected:
     """The stream has ended. `busy`: the training thread is at work; `Idle` follows when it waits.
 
@@ -237,7 +230,6 @@ Event = (
     | LeaveNow
     | DrainNow
     | Connected
-    | Moved
     | Disconnected
     | Received
     | Idle

@@ -26,7 +26,6 @@ from jaxft_protocol.replica.state import (
     HealBroke,
     Healed,
     LeaveNow,
-    Moved,
     Phase,
     Prepared,
     Received,
@@ -210,7 +209,6 @@ LATE: dict[str, tuple[Group, Event, str]] = {
         Received(Commit(QuorumId(1), Step(0))),
         "knew that this group leaves",
     ),
-    "an address of one that leaves": (LEAVING, Moved("a:2"), "the job is over"),
     "a heal after the end": (failed(), Received(heal(6, 3)), "stream has not ended yet"),
     "a heal after Goodbye": (finished().hear(Goodbye()), Received(heal(6, 3)), "stream has not ended yet"),
     "a stream for one that has left": (

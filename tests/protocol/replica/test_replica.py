@@ -44,7 +44,6 @@ from jaxft_protocol.replica.state import (
     Applied,
     Apply,
     Attempt,
-    Close,
     Connected,
     Dial,
     Digested,
@@ -63,7 +62,6 @@ from jaxft_protocol.replica.state import (
     Idle,
     LeaveNow,
     Log,
-    Moved,
     Over,
     Phase,
     PinState,
@@ -281,24 +279,6 @@ def test_a_broken_exchange_is_a_vote_that_names_whom_and_why():
     vote = Vote(QuorumId(1), Step(0), False, (GroupName("b"),), "b closed its connection")
     assert group.said == [vote]
     assert group.phase is Phase.VOTED
-
-
-@pytest.mark.parametrize("group", [connected(), joining(), healing(), following(), working(), voted()])
-def test_a_group_that_is_reached_elsewhere_joins_again_and_says_where(group: Group):
-    group.on(Moved("-+a:2"))
-    assert group.effects == (Close("joins again, to be reached at -+a:2"),)
-    (hello,) = group.on(Disconnected("")).on(Connected()).said
-    assert isinstance(hello, Hello)
-    assert hello.address == "-+a:2"
-    assert group.on(Moved("-+a:2")).effects == (), "it has announced that"
-
-
-def test_a_group_without_a_stream_says_where_it_is_reached_with_the_next():
-    group = Group().on(Moved("a:2"))
-    assert group.effects == ()
-    (hello,) = group.on(Connected()).said
-    assert isinstance(hello, Hello)
-    assert hello.address == "a:2"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ from jaxft_protocol.replica.state import (
     Identity,
     Idle,
     LeaveNow,
-    Moved,
     Phase,
     PinState,
     Prepared,
@@ -172,10 +171,6 @@ class AnyReplica(RuleBasedStateMachine):
     def connect(self) -> None:
         self.on(Connected())
 
-    @rule(address=st.sampled_from(["a:1", "a:2"]))
-    def move(self, address: str) -> None:
-        self.on(Moved(address))
-
     @rule(busy=st.booleans())
     def disconnect(self, busy: bool) -> None:
         self.on(Disconnected("reset", busy))
@@ -280,7 +275,7 @@ class AnyReplica(RuleBasedStateMachine):
                     assert isinstance(event, Disconnected)
                     assert after.phase is Phase.OFFLINE
                 case Close():
-                    assert isinstance(event, Received | Tick | Moved)
+                    assert isinstance(event, Received | Tick)
                 case _:
                     pass
         if isinstance(event, Disconnected):
