@@ -42,6 +42,7 @@ KNOWN = {
     ("jaxft/_heal/_store.py", "StateStore._start_copy"): "tests/heal/test_accelerator_state.py",
     ("jaxft/_base/_room.py", "start_thread.start"): "each call of it is listed here",
     ("jaxft/_transport/_threads.py", "Team.start"): "tests/exchange/test_strands.py",
+    ("jaxft/_transport/_addresses.py", "targets_of"): "tests/transport/test_addresses.py",
     ("jaxft/_ranks/_link.py", "Link.start"): "tests/ranks/test_link.py",
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",
     ("protocol/jaxft_protocol/host/lines.py", "_started"): "tests/protocol/test_lines.py",
