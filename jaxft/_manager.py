@@ -26,8 +26,8 @@ from jaxft._replica._runner import Runner
 from jaxft._replica._steps import steps
 from jaxft._report import StepReport
 from jaxft._session._credentials import TLS
+from jaxft._session._mailbox import Mailbox
 from jaxft._session._samples import check_shown
-from jaxft._session._session import Session
 from jaxft._supervised._beacon import Beacon, beacon_of_process
 from jaxft._telemetry._call import Observer
 from jaxft._telemetry._observer import Observers, observers_of
@@ -319,7 +319,7 @@ class Manager:
         self._runner = Runner(config, member, store, self._observers)
         if self._beacon is not None:
             session = member.session if config.checkpoints is None else None
-            self._beacon.stranded_while(lambda: isinstance(session, Session) and session.stranded)
+            self._beacon.stranded_while(lambda: isinstance(session, Mailbox) and session.stranded)
         self._sigterm = SigtermDrains(member.session.drain)
         return self
 

@@ -31,6 +31,7 @@ from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._raised import report_by
 from jaxft._session._credentials import Credentials
+from jaxft._session._mailbox import Mailbox
 from jaxft._session._session import Session
 from jaxft._transport._addresses import leads_elsewhere
 from jaxft._transport._endpoints import Endpoint
@@ -56,8 +57,9 @@ class Membership:
 
     identity: Identity
     listener: Listener
-    session: "Session | Follower"
+    session: "Mailbox | Follower"
     ranks: "OneRank | Leader | Follower"
+    dials: Session | None = None  # rank 0 alone
 
     def start(self) -> None:
         """Join the job: dial the coordinator, or wait for rank 0's first directive in the first step.
@@ -65,8 +67,8 @@ class Membership:
         Raises:
             JaxftError: the coordinator refused this group, or cannot be reached.
         """
-        if isinstance(self.session, Session):
-            self.session.start()
+        if self.dials is not None:
+            self.dials.start()
 
     def close(self, error: str = "") -> None:
         self.ranks.close(error)
@@ -119,11 +121,12 @@ def _assemble(config: GroupConfig, store: StateStore, rank: int, size: int) -> M
         credentials=credentials,
         ranks=ranks,
     )
+    mailbox = session.mailbox
     if leader is not None:
-        leader.on_progress = session.got_on
-        leader.on_drain = session.drain
-        leader.on_raised = functools.partial(report_by(session), timeout_s=config.failure_timeout_s)
-    return Membership(identity, listener, session, ranks)
+        leader.on_progress = mailbox.got_on
+        leader.on_drain = mailbox.drain
+        leader.on_raised = functools.partial(report_by(mailbox), timeout_s=config.failure_timeout_s)
+    return Membership(identity, listener, mailbox, ranks, session)
 
 
 def silence_s(failure_timeout_s: float) -> float:

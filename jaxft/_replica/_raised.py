@@ -21,7 +21,7 @@ from jaxft._errors import JaxftError
 from jaxft._ranks._ranks import Settled
 from jaxft._replica._config import GroupConfig
 from jaxft._session._failures import error_of
-from jaxft._session._session import Session
+from jaxft._session._mailbox import Mailbox
 
 MAX_TEXT_LENGTH = 300
 
@@ -32,7 +32,7 @@ class Report(Protocol):
     def __call__(self, step: Step, text: str, shard: int | None, *, timeout_s: float) -> Settled: ...
 
 
-def report_by(session: Session) -> Report:
+def report_by(session: Mailbox) -> Report:
     """Return what reports exceptions through a session. Any thread may call it."""
 
     def report(step: Step, text: str, shard: int | None, *, timeout_s: float) -> Settled:

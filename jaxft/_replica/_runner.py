@@ -50,7 +50,7 @@ from jaxft._replica._steps import LoopWatch
 from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._session._failures import error_of
-from jaxft._session._session import Session
+from jaxft._session._mailbox import Mailbox
 from jaxft._telemetry._observer import Observers
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Runner:
         if ranks.rank:
             report = cast("Follower", session).report_raised
         else:
-            report = report_by(cast(Session, session))
+            report = report_by(cast(Mailbox, session))
         self._raising = Raising(config, report, alone=ranks.size == 1)
         self._writer = Writer(config.group)
         self._told_of_ended = False

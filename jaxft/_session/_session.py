@@ -1,89 +1,50 @@
-"""Runs the replica's core: a thread with an event loop, and the current directive.
+"""Runs the replica's core: a thread with an event loop.
 
-Only the loop's thread changes the replica's state. The training thread posts events and waits for directives. When a
-new directive replaces the current one, work under the old one is aborted.
+Only this thread changes the replica's state. It gets events from the training thread and messages from the
+coordinator, carries out what the core wants done, and publishes the state in the `Mailbox`.
 
 No part fails silently. A lost stream is reconnected. Any other failure of a task, the loop or the thread, and a loop
-that is stuck, ends the session (`_fail`): the stream closes, so that the other groups continue at once, and each
-later call from the training thread raises `SessionFailed`.
+that is stuck, ends the session (`Mailbox.end`): the stream closes, so that the other groups continue at once, and
+each later call from the training thread raises `SessionFailed`.
 """
 
 import asyncio
-import contextlib
 import logging
-import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar, assert_never
+from typing import Protocol, assert_never
 
-from jaxft_protocol import values
-from jaxft_protocol.messages import (
-    CoordinatorMessage,
-    GroupMessage,
-    Heartbeat,
-    HistoryId,
-    Leave,
-    NewQuorum,
-    QuorumId,
-    Step,
-    Stripe,
-    Welcome,
-)
+from jaxft_protocol.messages import CoordinatorMessage, GroupMessage, Heartbeat, Leave, Stripe, Welcome
 from jaxft_protocol.replica import machine
-from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S, stranded
+from jaxft_protocol.replica.deadlines import GREETING_TIMEOUT_S
 from jaxft_protocol.replica.legal import IllegalEvent
 from jaxft_protocol.replica.state import (
-    Apply,
-    Attempt,
     Close,
     Connected,
     Dial,
-    Directive,
     Disconnected,
-    DrainNow,
     Effect,
     Event,
-    Fail,
-    HealFrom,
     Identity,
     Idle,
-    LeaveJob,
     Log,
-    Over,
     Phase,
     PinState,
-    ReadCheckpoint,
     Received,
     ReleasePin,
-    Replay,
     Replica,
     Send,
-    TakeDigest,
     Tick,
-    Wait,
 )
-from jaxft_protocol.values import LongWait
 
-from jaxft._errors import ConfigurationError, JaxftError, SessionFailed
 from jaxft._ranks._ranks import Leading, OneRank
-from jaxft._report import StepReport
 from jaxft._session._credentials import Credentials
 from jaxft._session._failures import error_of
-from jaxft._session._loop import LoopThread, Watch
-from jaxft._session._samples import Samples
+from jaxft._session._mailbox import Mailbox
 from jaxft._session._stream import Stream
-from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
 
 TICK_S = 0.05
-# How often a waiting training thread checks that the loop is alive.
-LOOK_S = 1.0
-# The loop counts as stuck only after this many checks, however short the failure timeout.
-LEAST_STUCK_LOOKS = 10
-
-_T = TypeVar("_T")
 
 
 class Pins(Protocol):
@@ -94,6 +55,8 @@ class Pins(Protocol):
 
 
 class Session:
+    """The session of a group with its coordinator; `mailbox` is for the training thread."""
+
     def __init__(
         self,
         identity: Identity,
@@ -103,38 +66,20 @@ class Session:
         credentials: Credentials = Credentials(),  # noqa: B008  (a frozen value)
         ranks: Leading | None = None,
     ) -> None:
-        self._replica = Replica(
-            identity, failure_timeout_s, since_s=time.monotonic(), offline_since_s=time.monotonic()
-        )
+        now_s = time.monotonic()
+        self._replica = Replica(identity, failure_timeout_s, since_s=now_s, offline_since_s=now_s)
         self._pins = pins
         self._ranks: Leading = ranks or OneRank()
-        self._changed = threading.Condition()
-        self._sequence = 0
-        self._directive: Directive = machine.directive(self._replica)
-        self._activity: tuple[tuple[object, ...], Abort] | None = None
-        self._waits = False  # the training thread is waiting for a directive
-        # The last attempt (quorum and step) whose shards are all computed. Sent with heartbeats.
-        self.computed = (QuorumId(0), Step(0))
-        # Also sent with heartbeats: whether the training thread is outside of a step, and its progress count.
-        self.away = True
-        self.progress = 0
-        # What the coordinator shows to people, if it asks for it. Sent with each heartbeat.
-        self.samples = Samples()
+        self.mailbox = Mailbox(self._replica, self._ranks, self._handle)
         self._samples_wanted = False
-        self._loop = LoopThread("jaxft-session", self._fail)
         self._stream = Stream(
-            self._loop,
+            self.mailbox.loop,
             credentials,
             group=identity.group,
             silence_s=min(GREETING_TIMEOUT_S, failure_timeout_s / 4),
             on_open=lambda: self._handle(Connected()),
             on_message=self._hear,
         )
-        self._closing = False
-        self._ended: JaxftError | None = None  # why the session has ended
-        self._cause: BaseException | None = None  # of `_ended`
-
-    # ---- the training thread's side ----
 
     def start(self) -> None:
         """Dial the coordinator; return when it has accepted this group.
@@ -143,237 +88,21 @@ class Session:
             JaxftError: this group was refused, the coordinator cannot be reached, or the session has ended.
         """
         first = self._replica.identity.coordinators[0]
-        self._loop.start(tick=self._tick_forever(), stream=self._connect(0.0, first))
-        self._await(lambda: self._replica.phase not in (Phase.OFFLINE, Phase.GREETING))
-        if self._replica.failure is not None:
-            raise error_of(self._replica.failure)
-
-    def post(self, event: Event) -> None:
-        """Pass `event` to the replica's core, in the loop's thread.
-
-        Raises:
-            SessionFailed: the session has ended.
-            ConfigurationError: the session was closed.
-        """
-        self._check()
-        try:
-            self._loop.call(self._handle, event)
-        except RuntimeError:  # the loop has closed in the meantime; `_ended` says why
-            self._check()
-            raise
-
-    @property
-    def address(self) -> str:
-        """Where the others reach this group: its ranks, separated by commas."""
-        return self._replica.identity.address
-
-    def drain(self) -> None:
-        """Ask to leave the job at the next step boundary. A signal handler may call it: it takes no lock."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed, and the group has left already
-            self._loop.call(self._handle, DrainNow())
-
-    def wait(self, seen: int) -> tuple[int, Directive]:
-        """Return the first directive after number `seen` that is not `Wait`, with its number.
-
-        Raises:
-            SessionFailed: the session has ended.
-        """
-        self._waits = True
-        found = self._await(lambda: self._taken(seen))
-        assert found is not None
-        self._ranks.direct(found[1])
-        return found
-
-    @contextlib.contextmanager
-    def activity(self, directive: Directive, abort: Abort) -> Iterator[Abort]:
-        """Within the context, set `abort` as soon as `directive` is replaced."""
-        with self._changed:
-            self._activity = (_key(directive), abort)
-            self._stop_if_stale()
-        try:
-            yield abort
-        finally:
-            with self._changed:
-                self._activity = None
-
-    @contextlib.contextmanager
-    def in_step(self, now: bool) -> Iterator[None]:
-        """Within the context, heartbeats report whether the training thread is in a step.
-
-        Outside of steps it may take any amount of time; docs/guarantees.md says how the job waits for it.
-        """
-        before, self.away = self.away, not now
-        try:
-            with self._ranks.in_step(now):
-                yield
-        finally:
-            self.away = before
-
-    def show(self, values: Mapping[str, float]) -> None:
-        """Show values beside this group's next sample."""
-        self.samples.show(values)
-
-    def sample(self, report: StepReport) -> None:
-        """Count a call of the step in this group's next sample."""
-        self.samples.add(report)
-
-    def got_on(self) -> None:
-        """The training thread has made progress in its step."""
-        self.progress += 1
-
-    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
-        """Wait until this group has left or the deadline has passed; return early with a step whose digest is needed.
-
-        Ignores step `told`: its digest is already on its way to the session's thread.
-
-        Raises:
-            SessionFailed: the session has ended.
-        """
-
-        def wanted() -> Step | None:
-            directive = self._directive
-            return directive.step if isinstance(directive, TakeDigest) and directive.step != told else None
-
-        def over() -> bool:
-            return self._replica.phase in (Phase.LEFT, Phase.FAILED) or wanted() is not None
-
-        self._await(over, max(0.0, deadline_s - time.monotonic()))
-        step = wanted()
-        if step is None:
-            self._ranks.left()
-        else:
-            self._ranks.direct(TakeDigest(step))
-        return step
-
-    def wait_until(self, holds: Callable[[Replica], bool], timeout_s: float) -> bool:
-        """Wait until `holds` of the replica's state; return False if it does not within `timeout_s`.
-
-        Raises:
-            JaxftError: the session has ended.
-        """
-        return self._await(lambda: holds(self._replica) or None, timeout_s) is not None
-
-    @property
-    def replica(self) -> Replica:
-        """The protocol's state, a frozen value."""
-        return self._replica
-
-    def wants_digest(self, step: Step) -> bool:
-        """Whether a joiner waits for the digest of state `step`, which is about to be overwritten."""
-        return step in self._replica.digests_due.values()
-
-    @property
-    def all_computed(self) -> tuple[QuorumId, Step]:
-        """The newest attempt for which all members are known to have computed their shards."""
-        return self._replica.all_computed
-
-    @property
-    def quorum(self) -> NewQuorum | None:
-        return self._replica.quorum
-
-    @property
-    def history(self) -> HistoryId:
-        """The history of the job's commits, as far as this group knows."""
-        return self._replica.job_history
-
-    @property
-    def frontier(self) -> tuple[Step | None, bool]:
-        """The job's frontier when this group joined, and whether a group in the job held that state."""
-        return self._replica.frontier_step, self._replica.frontier_held
-
-    @property
-    def stranded(self) -> bool:
-        """Whether this group has waited for a while for the job's state, and no group that holds it is connected."""
-        replica = self._replica
-        return stranded(replica) and time.monotonic() - replica.since_s > values.SLOW_WAIT_S
+        self.mailbox.loop.start(tick=self._tick_forever(), stream=self._connect(0.0, first))
+        self.mailbox.wait_until(lambda replica: replica.phase not in (Phase.OFFLINE, Phase.GREETING))
+        if (failure := self.mailbox.replica.failure) is not None:
+            raise error_of(failure)
 
     def close(self) -> None:
-        self._closing = True
-        if not self._loop.close():
-            _log.warning("%s does not stop; %s", self._name, self._loop.stands_at())
-
-    def _await(self, done: Callable[[], _T | None], timeout_s: float = math.inf) -> _T | None:
-        """Return the value of `done`, called with the lock, as soon as it is true; None after `timeout_s`.
-
-        Logs long waits.
-
-        Raises:
-            JaxftError: the session has ended, or its loop is stuck.
-        """
-        waiting = LongWait(time.monotonic())
-        watch = Watch(self._loop)
-        while True:
-            left_s = waiting.began_s + timeout_s - time.monotonic()
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended or done(), max(0.0, min(LOOK_S, left_s)))
-                self._check()
-                if found := done():
-                    return found
-                directive = self._directive
-            now_s = time.monotonic()
-            if now_s - waiting.began_s >= timeout_s:
-                return None
-            looks = watch.looks_without_a_turn()
-            if looks * LOOK_S > max(self._replica.failure_timeout_s, LEAST_STUCK_LOOKS * LOOK_S):
-                self._fail(
-                    f"its loop has made no progress for {looks * LOOK_S:.0f} s; {self._loop.stands_at()}"
-                )
-            elif (waited_s := waiting.to_say(now_s)) is not None:
-                reason = directive.reason if isinstance(directive, Wait) else "the session's next directive"
-                # Shown also by a program that configures no logging: the address may be wrong.
-                offline = self._replica.phase in (Phase.OFFLINE, Phase.GREETING)
-                level = logging.WARNING if offline else logging.INFO
-                group = self._replica.identity.group
-                _log.log(level, "[jaxft %s] waiting %.0f s for %s", group, waited_s, reason)
-
-    def _check(self) -> None:
-        if self._ended is not None:
-            # A new exception each time: one that is raised repeatedly collects the tracebacks of all callers.
-            raise type(self._ended)(str(self._ended)) from self._cause
-
-    @property
-    def _name(self) -> str:
-        me = self._replica.identity
-        return f"the session of group {me.group!r} of job {me.job!r} with the coordinator {me.coordinator}"
-
-    def _taken(self, seen: int) -> tuple[int, Directive] | None:
-        """The directive, if it is newer than `seen` and not `Wait`. Needs the lock."""
-        if self._sequence <= seen or isinstance(self._directive, Wait):
-            return None
-        self._waits = False
-        return self._sequence, self._directive
-
-    # ---- the loop's side ----
-
-    def _fail(self, what: str, cause: BaseException | None = None) -> None:
-        """End the session, and pass the reason to the training thread. The first reason counts."""
-        with self._changed:
-            if self._ended is not None:
-                return
-            self._ended, self._cause = self._farewell(what, cause), cause
-            self._stop_if_stale()
-            self._changed.notify_all()
-        if not self._closing:
-            _log.error("[jaxft %s] %s", self._replica.identity.group, self._ended, exc_info=cause)
-        self._loop.stop()
-
-    def _farewell(self, what: str, cause: BaseException | None) -> JaxftError:
-        if self._closing:
-            text = f"{self._name} is closed: its Manager's `with` block has ended. Call the step inside the block."
-            return ConfigurationError(text)
-        reason = what if cause is None else f"{what} with {type(cause).__name__}: {cause}"
-        return SessionFailed(
-            f"{self._name} has ended: {reason}. The job continues without this group. Restart the group: it heals "
-            "from the others. If this happens again, report it with the log, which has the traceback.",
-        )
+        self.mailbox.close()
 
     def _handle(self, event: Event) -> None:
-        if self._ended is not None:
+        if self.mailbox.is_over:
             return
         try:
             self._step(event)
         except Exception as error:  # top level of the loop's callbacks
-            self._fail(f"the event {type(event).__name__} failed", error)
+            self.mailbox.end(f"the event {type(event).__name__} failed", error)
 
     def _hear(self, message: CoordinatorMessage) -> None:
         """Pass a message to the replica's core.
@@ -381,7 +110,7 @@ class Session:
         Raises:
             IllegalEvent: the coordinator must not send this now. Only the stream ends.
         """
-        if self._ended is not None:
+        if self.mailbox.is_over:
             return
         if isinstance(message, Welcome):
             self._samples_wanted = message.samples
@@ -390,20 +119,21 @@ class Session:
         except IllegalEvent:
             raise
         except Exception as error:
-            self._fail(f"the event Received({type(message).__name__}) failed", error)
+            self.mailbox.end(f"the event Received({type(message).__name__}) failed", error)
 
     def _step(self, event: Event) -> None:
         replica, effects = machine.step(self._replica, event, time.monotonic())
         for effect in effects:
             self._do(effect)
-        self._show(replica)
+        self._replica = replica
+        self.mailbox.publish(replica)
 
     def _do(self, effect: Effect) -> None:
         match effect:
             case Send(message):
                 self._send(message)
             case Dial(delay_s, address):
-                self._loop.keep(self._connect(delay_s, address), "stream")
+                self.mailbox.loop.keep(self._connect(delay_s, address), "stream")
             case Close(reason):
                 self._stream.hang_up(reason)
             case PinState(heal_id, step, log_only, stripe):
@@ -420,68 +150,21 @@ class Session:
 
     def _send(self, message: GroupMessage) -> None:
         with_sample = self._samples_wanted and isinstance(message, Heartbeat | Leave)
-        if with_sample and self._stream.is_open and (sample := self.samples.take()) is not None:
+        if with_sample and self._stream.is_open and (sample := self.mailbox.samples.take()) is not None:
             self._stream.send(sample)
         self._stream.send(message)
 
-    def _show(self, replica: Replica) -> None:
-        """Publish the new state, and wake the waiting thread if it changed."""
-        directive = machine.directive(replica)
-        moved = replica.phase is not self._replica.phase
-        if replica.all_computed != self._replica.all_computed:
-            self._ranks.all_computed(*replica.all_computed)
-        with self._changed:
-            self._replica = replica
-            if directive != self._directive:
-                self._directive = directive
-                self._sequence += 1
-                self._stop_if_stale()
-                self._changed.notify_all()
-            elif moved:
-                self._changed.notify_all()
-
-    def _stop_if_stale(self) -> None:
-        if self._activity is None:
-            return
-        key, abort = self._activity
-        if self._ended is not None and not abort.is_set:
-            abort.set(str(self._ended))
-        elif key != _key(self._directive) and not abort.is_set:
-            abort.set("the work was replaced by a newer directive")
-
     async def _tick_forever(self) -> None:
+        mailbox = self.mailbox
         while True:
             await asyncio.sleep(TICK_S)
-            if self._replica.busy and self._waits:
+            if self._replica.busy and mailbox.waits:
                 self._handle(Idle())
-            self._handle(Tick(self.computed, self.away, self.progress))
+            self._handle(Tick(mailbox.computed, mailbox.away, mailbox.progress))
 
     async def _connect(self, delay_s: float, address: str) -> None:
         await asyncio.sleep(delay_s)
         if self._replica.phase is not Phase.OFFLINE:
             return
         reason = await self._stream.run(address)
-        with self._changed:
-            busy = not self._waits
-        self._handle(Disconnected(reason, busy))
-
-
-def _key(directive: Directive) -> tuple[object, ...]:
-    """The part of a directive that must stay the same for an activity to continue."""
-    match directive:
-        case Attempt(quorum, step):
-            return ("attempt", quorum.quorum_id, step)
-        case HealFrom(heal):
-            return ("heal", heal.heal_id)
-        case Replay(heal):
-            return ("replay", heal.heal_id)
-        case Apply(quorum_id, step):
-            return ("apply", quorum_id, step)
-        case TakeDigest(step):
-            return ("digest", step)
-        case ReadCheckpoint():
-            return ("read",)
-        case Wait() | Over() | LeaveJob() | Fail():
-            return ("none",)
-        case _:
-            assert_never(directive)
+        self._handle(Disconnected(reason, busy=not self.mailbox.waits))

@@ -18,7 +18,7 @@ from jaxft._programs._programs import Programs
 from jaxft._programs._static_leaves import StaticLeaves
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._saving import Saving
-from jaxft._session._session import Session
+from jaxft._session._mailbox import Mailbox
 from tests import patience
 from tests.clusters import Cluster, cluster
 from tests.interrupts import interrupted
@@ -65,16 +65,16 @@ def at(kind: type, *, after: bool) -> Callable[[pytest.MonkeyPatch, Once], None]
     """Before or after a report to the session's thread."""
 
     def patched(patch: pytest.MonkeyPatch, once: Once) -> None:
-        post = Session.post
+        post = Mailbox.post
 
-        def interrupted_post(self: Session, event: Event) -> None:
+        def interrupted_post(self: Mailbox, event: Event) -> None:
             if isinstance(event, kind) and not after:
                 once()
             post(self, event)
             if isinstance(event, kind) and after:
                 once()
 
-        patch.setattr(Session, "post", interrupted_post)
+        patch.setattr(Mailbox, "post", interrupted_post)
 
     return patched
 
@@ -141,7 +141,7 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 
 HEALS = (CatchUp, "heal")
-WAITS = (Session, "wait")
+WAITS = (Mailbox, "wait")
 RETURNS = (StaticLeaves, "whole")
 
 

@@ -12,7 +12,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import jaxft
-from jaxft._session._session import Session
+from jaxft._session._mailbox import Mailbox
 from tests.clusters import cluster
 
 Programs = tuple[Any, jaxft.Manager | None]
@@ -237,7 +237,7 @@ def test_ctrl_c_once_the_state_is_consumed_goes_on_with_the_new_one(
     with jaxft.Manager(coordinator, group="group-0", job=where, failure_timeout_s=600.0) as manager:
         step, state = begun(manager)
         state, _ = step(state, batch_for)
-        place = (jax, "block_until_ready") if where == "made" else (Session, "sample")
+        place = (jax, "block_until_ready") if where == "made" else (Mailbox, "sample")
         monkeypatch.setattr(*place, interrupted)
         with pytest.raises(KeyboardInterrupt):
             step(state, batch_for)

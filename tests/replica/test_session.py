@@ -29,7 +29,7 @@ from jaxft_protocol.replica.state import Applied, Failure, FailureKind, Identity
 
 import jaxft
 from jaxft._errors import SessionFailed
-from jaxft._session import _session
+from jaxft._session import _mailbox
 from jaxft._session._credentials import Credentials
 from jaxft._session._failures import error_of
 from jaxft._session._loop import LoopThread
@@ -89,8 +89,8 @@ RELEASE = Release(HealId(1))
 
 # The calls in which the training thread may wait when the session ends.
 WAITS: dict[str, Callable[[Session], object]] = {
-    "wait": lambda session: session.wait(-1),
-    "wait_until_left": lambda session: session.wait_until_left(time.monotonic() + 3600.0, None),
+    "wait": lambda session: session.mailbox.wait(-1),
+    "wait_until_left": lambda session: session.mailbox.wait_until_left(time.monotonic() + 3600.0, None),
 }
 
 
@@ -101,19 +101,19 @@ def coordinator() -> Iterator[Coordinator]:
 
 
 def stop_loop(session: Session) -> None:
-    session._loop.stop()
+    session.mailbox.loop.stop()
 
 
 def computed_nonsense(session: Session) -> None:
-    session.computed = None  # pyright: ignore[reportAttributeAccessIssue]
+    session.mailbox.computed = None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def says_what_cannot_be_written(session: Session) -> None:
-    session.post(Prepared(Step(0), 0xD1, {"shards": 3}))  # pyright: ignore[reportArgumentType]
+    session.mailbox.post(Prepared(Step(0), 0xD1, {"shards": 3}))  # pyright: ignore[reportArgumentType]
 
 
 def posts_nonsense(session: Session) -> None:
-    session.post("nonsense")  # pyright: ignore[reportArgumentType]
+    session.mailbox.post("nonsense")  # pyright: ignore[reportArgumentType]
 
 
 # What breaks the session, and what the error must say.
@@ -158,10 +158,10 @@ def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
     with session_with(coordinator, breaks) as session:
         coordinator.say(RELEASE)
         for call in (
-            lambda: session.wait(-1),
-            lambda: session.wait(5),
-            lambda: session.wait_until_left(time.monotonic() + 1.0, None),
-            lambda: session.post(LeaveNow(finished=True)),
+            lambda: session.mailbox.wait(-1),
+            lambda: session.mailbox.wait(5),
+            lambda: session.mailbox.wait_until_left(time.monotonic() + 1.0, None),
+            lambda: session.mailbox.post(LeaveNow(finished=True)),
         ):
             with pytest.raises(SessionFailed, match="Broken: the store is broken"):
                 patience.call(call, limit_s=15.0)
@@ -191,7 +191,7 @@ def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled
     with session_with(coordinator) as session:
         coordinator.say(Commit(QuorumId(1), Step(0)))
         patience.until(lambda: coordinator.opened > 1, "another stream")
-        assert session._ended is None
+        assert not session.mailbox.is_over
     (record,) = [one for one in caplog.records if "ends the stream" in one.message]
     assert record.levelno == logging.WARNING
     assert "that is not allowed now: Commit is illegal while the group is present" in record.message
@@ -199,9 +199,9 @@ def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled
 
 def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coordinator) -> None:
     with session_with(coordinator) as session:
-        session.post(Applied(Step(1)))
+        session.mailbox.post(Applied(Step(1)))
         with pytest.raises(SessionFailed, match="Applied failed with IllegalEvent: Applied is illegal while"):
-            patience.call(lambda: session.wait(-1))
+            patience.call(lambda: session.mailbox.wait(-1))
 
 
 def test_the_largest_quorum_arrives(coordinator: Coordinator) -> None:
@@ -212,11 +212,11 @@ def test_the_largest_quorum_arrives(coordinator: Coordinator) -> None:
     )
     coordinator.heartbeat_interval_ms = 60_000  # a busy machine may take long to encode and to parse it
     with session_with(coordinator) as session:
-        session.post(Prepared(Step(0), 0xD1))
+        session.mailbox.post(Prepared(Step(0), 0xD1))
         coordinator.say(NewQuorum(QuorumId(1), Step(0), len(members), members))
-        patience.until(lambda: session.quorum is not None or coordinator.opened > 1, "the quorum")
-        assert session.quorum is not None
-        assert session.quorum.members == members
+        patience.until(lambda: session.mailbox.quorum is not None or coordinator.opened > 1, "the quorum")
+        assert session.mailbox.quorum is not None
+        assert session.mailbox.quorum.members == members
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -231,28 +231,28 @@ def test_the_coordinator_hears_at_once_that_the_session_is_over(coordinator: Coo
         coordinator.say(RELEASE)
         patience.until(lambda: coordinator.ended == 1, "the end of the stream", limit_s=15.0)
         with pytest.raises(SessionFailed):
-            patience.call(lambda: session.wait(-1))
+            patience.call(lambda: session.mailbox.wait(-1))
 
 
 def test_work_under_way_is_told_to_stop_and_none_begins(coordinator: Coordinator) -> None:
     with session_with(coordinator, breaks) as session:
-        directive = session._directive  # the directive after the welcome: still current
-        with session.activity(directive, Abort()) as abort:
+        directive = session.mailbox._directive  # the directive after the welcome: still current
+        with session.mailbox.activity(directive, Abort()) as abort:
             assert not abort.is_set
             coordinator.say(RELEASE)
             patience.until(lambda: abort.is_set, "the abort", limit_s=15.0)
             assert "the store is broken" in abort.reason
-        with session.activity(directive, Abort()) as abort:
+        with session.mailbox.activity(directive, Abort()) as abort:
             assert "the store is broken" in abort.reason
 
 
 def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_session, "LOOK_S", 0.05)
+    monkeypatch.setattr(_mailbox, "LOOK_S", 0.05)
     let_go = threading.Event()
 
     def never_returns() -> None:
         # Not before: it is also the time that the session has to connect.
-        session._replica = dataclasses.replace(session._replica, failure_timeout_s=1.0)
+        session.mailbox._replica = dataclasses.replace(session.mailbox._replica, failure_timeout_s=1.0)
         let_go.wait()
 
     with session_with(coordinator, never_returns) as session:
@@ -261,7 +261,7 @@ def test_a_loop_that_is_stuck_is_found(coordinator: Coordinator, monkeypatch: py
             with pytest.raises(
                 SessionFailed, match=r"made no progress for .* stands at .*threading.py:\d+ in wait"
             ):
-                patience.call(lambda: session.wait(-1), limit_s=15.0)
+                patience.call(lambda: session.mailbox.wait(-1), limit_s=15.0)
         finally:
             let_go.set()
 
@@ -285,7 +285,7 @@ def test_a_long_wait_says_for_whom(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
-    monkeypatch.setattr(_session, "LOOK_S", 0.02)
+    monkeypatch.setattr(_mailbox, "LOOK_S", 0.02)
     caplog.set_level(logging.INFO, "jaxft")
     coordinator.silent = True
     with session_with(coordinator, started=False) as session:
@@ -308,15 +308,15 @@ def test_a_group_is_stranded_once_it_has_waited_for_a_while_and_while_no_donor_i
 ) -> None:
     coordinator.frontier_step = Step(9)
     with session_with(coordinator) as session:
-        session.post(Prepared(Step(0), 0xD1))
+        session.mailbox.post(Prepared(Step(0), 0xD1))
         monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
-        patience.until(lambda: session.stranded, "nothing that holds the state")
+        patience.until(lambda: session.mailbox.stranded, "nothing that holds the state")
         monkeypatch.setattr(values, "SLOW_WAIT_S", 3600.0)
-        assert not session.stranded
+        assert not session.mailbox.stranded
         monkeypatch.setattr(values, "SLOW_WAIT_S", 0.0)
-        assert session.stranded
+        assert session.mailbox.stranded
         coordinator.say(Waiting("a donor", held=True))
-        patience.until(lambda: not session.stranded, "the donor")
+        patience.until(lambda: not session.mailbox.stranded, "the donor")
 
 
 def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coordinator: Coordinator) -> None:
@@ -330,9 +330,9 @@ def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coor
             if not victims:
                 break
             killed.add(victims[0].get_coro().__qualname__)
-            session._loop.call(victims[0].cancel)
+            session.mailbox.loop.call(victims[0].cancel)
             patience.until(
-                lambda opened=opened: session._ended is not None or coordinator.opened > opened + 1,
+                lambda opened=opened: session.mailbox.is_over or coordinator.opened > opened + 1,
                 f"word of the end of {victims[0]}",
                 limit_s=15.0,
             )
@@ -345,7 +345,9 @@ def test_each_task_of_the_loop_may_be_cancelled_and_none_of_them_in_silence(coor
 
 
 def tasks_of(session: Session) -> list[asyncio.Task[Any]]:
-    return sorted(asyncio.all_tasks(session._loop._loop), key=lambda task: task.get_coro().__qualname__)
+    return sorted(
+        asyncio.all_tasks(session.mailbox.loop._loop), key=lambda task: task.get_coro().__qualname__
+    )
 
 
 # ---- what the user sees ----
@@ -358,8 +360,8 @@ def manager(coordinator: Coordinator) -> jaxft.Manager:
 def test_the_manager_raises_it_where_the_block_ends(coordinator: Coordinator) -> None:
     def train() -> None:
         with manager(coordinator) as entered:
-            assert entered._member.session is not None
-            stop_loop(entered._member.session)
+            assert entered._member.dials is not None
+            stop_loop(entered._member.dials)
 
     with pytest.raises(SessionFailed, match="its loop was stopped"):
         patience.call(train, limit_s=15.0)
@@ -370,8 +372,8 @@ def test_an_error_that_ends_the_block_is_not_replaced(
 ) -> None:
     def train() -> None:
         with manager(coordinator) as entered:
-            assert entered._member.session is not None
-            stop_loop(entered._member.session)
+            assert entered._member.dials is not None
+            stop_loop(entered._member.dials)
             raise Broken("the user's own")
 
     with pytest.raises(Broken, match="the user's own"):
@@ -381,13 +383,13 @@ def test_an_error_that_ends_the_block_is_not_replaced(
 
 def test_a_step_after_the_block_is_an_error_and_does_not_wait(coordinator: Coordinator) -> None:
     with manager(coordinator) as entered:
-        session = entered._member.session
+        session = entered._member.dials
         raising = pytest.raises(jaxft.ConfigurationError, match="`with` block has ended")
     assert session is not None
     with raising:
-        patience.call(lambda: session.wait(-1), limit_s=15.0)
+        patience.call(lambda: session.mailbox.wait(-1), limit_s=15.0)
     with pytest.raises(jaxft.ConfigurationError, match="`with` block has ended"):
-        session.post(LeaveNow(finished=True))
+        session.mailbox.post(LeaveNow(finished=True))
 
 
 # ---- several sessions in one process ----
@@ -398,11 +400,11 @@ def test_what_grpc_passes_to_a_loop_that_is_closed_is_ignored(coordinator: Coord
     with session_with(coordinator) as session:
         pass
     called: list[int] = []
-    loop = session._loop._loop
+    loop = session.mailbox.loop._loop
     assert loop.is_closed()
     assert loop.call_soon_threadsafe(called.append, 1).cancelled()
     with pytest.raises(RuntimeError, match="the loop is closed"):
-        session._loop.call(called.append, 2)
+        session.mailbox.loop.call(called.append, 2)
     assert called == []
 
 

@@ -51,7 +51,7 @@ def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.Monk
             identity = r.Identity("job", GroupName("a"), Incarnation(7), "a:1", f"localhost:{server.port}")
             session = Session(identity, NoPins(), failure_timeout_s=60.0)
             await asyncio.to_thread(session.start)
-            session.post(r.Prepared(Step(0), 0xD, total_shards=1))
+            session.mailbox.post(r.Prepared(Step(0), 0xD, total_shards=1))
         async with asyncio.timeout(patience.FAR_S):
             while (job := server._jobs.get("job")) is None or not job.groups:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -64,7 +64,7 @@ def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.Monk
         try:
             for unix_s in (1_000_000, 2_000_000_001, 0, 2_100_000_000):
                 await life(port, unix_s, session)
-            assert session._replica.failure is None
+            assert session.mailbox.replica.failure is None
         finally:
             await asyncio.to_thread(session.close)
 
