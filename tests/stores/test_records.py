@@ -164,8 +164,8 @@ def test_each_field_is_checked(record: Record | Led, wrong: Any):
         (b"[]", r"a record is \[\], not an object"),
         (b"{}", "format None"),
         (
-            b'{"v":5,"kind":"moved"}',
-            "format 5, but this coordinator reads formats 1 to 4.* newer jaxft-coordinator",
+            b'{"v":6,"kind":"moved"}',
+            "format 6, but this coordinator reads formats 1 to 5.* newer jaxft-coordinator",
         ),
         (b'{"v":true,"kind":"moved"}', "format True"),
         (b'{"v":1,"kind":"frontier"}', "kind is 'frontier'"),
@@ -226,8 +226,8 @@ def test_only_a_paused_job_needs_the_newest_format():
         "j", QuorumId(1), None, 0, HistoryId(0), None, {}, frozenset(), (), {}, 0, None, paused=True
     )
     data = encode(paused)
-    assert (b'"v":4' in data, decode(data)) == (True, paused)
+    assert (b'"v":5' in data, decode(data)) == (True, paused)
     going = encode(replace(paused, paused=False))
     assert (b'"v":3' in going, b"paused" in going) == (True, False)
     with pytest.raises(RecordError, match="paused is True, which only a record of a newer format has"):
-        decode(data.replace(b'"v":4', b'"v":3'))
+        decode(data.replace(b'"v":5', b'"v":3'))

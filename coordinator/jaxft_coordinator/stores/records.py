@@ -15,10 +15,10 @@ from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, R
 from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
 # Increase it when fields change, and keep reading older formats: a new coordinator starts on old records.
-FORMAT = 4
+FORMAT = 5
 # Records that need no newer format are written in this one, so that an older coordinator can take over too.
 _OLDEST_FORMAT = 1
-# Format 4 added that a job is paused. A job that is not is written without it.
+# Format 4 added that a job is paused, and format 5 its drains. A job without either is written without them.
 _UNPAUSED_FORMAT = 3
 # Formats 1 and 2 had the shards among the settings, and a digest as text: of 16 hexadecimal digits, empty, or this.
 _SHARDS_AS_SETTING = "shards"
@@ -116,9 +116,10 @@ def _to_object(record: Record | Led) -> _Object:
         case Led(term, address):
             return {"v": _OLDEST_FORMAT, "kind": "led", "term": term, "address": address}
         case Saved():
-            paused: _Object = {"paused": True} if record.paused else {}
+            asked: _Object = {"paused": record.paused, "drains": [list(each) for each in record.drains]}
+            rare = asked if record.paused or record.drains else {}
             return {
-                "v": FORMAT if record.paused else _UNPAUSED_FORMAT,
+                "v": FORMAT if rare else _UNPAUSED_FORMAT,
                 "kind": "saved",
                 "job": record.job,
                 "last_quorum_id": record.last_quorum_id,
@@ -134,7 +135,7 @@ def _to_object(record: Record | Led) -> _Object:
                 "places": record.places,
                 "finished": record.finished,
                 "idle_since": record.idle_since,
-                **paused,
+                **rare,
             }
         case _:
             assert_never(record)
@@ -202,7 +203,7 @@ _FIELDS = {
     "led": {"v", "kind", "term", "address"},
     "saved": {"v", "kind", "job", "last_quorum_id", "settings", "min_replicas", "history", "frontier"}
     | {"proven", "distrusted", "members", "held", "places", "finished", "idle_since", "total_shards"}
-    | {"paused"},
+    | {"paused", "drains"},
     "frontier": {"step", "quorum_id", "digest", "holders", "fresh", "disputed"},
 }
 
@@ -220,9 +221,10 @@ def _from_object(value: _Object) -> Record | Led:
     if kind == "saved" and version < _UNPAUSED_FORMAT:
         value = _from_older(version, value)
     if kind == "saved" and version < FORMAT:
-        if "paused" in value:
-            _refuse("paused", value["paused"], "which only a record of a newer format has")
-        value = {**value, "paused": False}
+        for name in ("drains",) if version == FORMAT - 1 else ("paused", "drains"):
+            if name in value:
+                _refuse(name, value[name], "which only a record of a newer format has")
+        value = {"paused": False, "drains": [], **value}
     _check_fields(kind, value)
     if kind == "led":
         return Led(_whole("term", value["term"]), _text("address", value["address"]))
@@ -256,6 +258,7 @@ def _saved(job: str, value: _Object) -> Saved:
         _or_none(_whole, "idle_since", value["idle_since"]),
         _or_none(_whole, "total_shards", value["total_shards"]),
         _flag("paused", value["paused"]),
+        tuple(_list("drains", value["drains"], _holder)),
     )
 
 

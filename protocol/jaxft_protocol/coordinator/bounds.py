@@ -187,6 +187,7 @@ def _holders(saved: Saved) -> Iterable[tuple[GroupName, Incarnation]]:
     yield from saved.proven.items()
     yield from saved.distrusted
     yield from saved.members
+    yield from saved.drains
     if saved.frontier is not None:
         yield from saved.frontier.holders
 

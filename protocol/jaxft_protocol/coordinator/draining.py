@@ -4,7 +4,8 @@ A drain is asked for by the group, whose process got SIGTERM, or by an operator.
 is under way. The commit of that step leaves it out of the next quorum: a spare takes its place, or the others divide
 its shards. It is then LEAVING, still a donor, and gets `Drained`; `Leave` follows when its training thread has ended,
 and `Goodbye` when no joiner needs it any more. A group that is in no step goes at once. A drain is always obeyed,
-also if fewer than `min_replicas` groups remain: the machine of the group is about to go anyway.
+also if fewer than `min_replicas` groups remain: the machine of the group is about to go anyway. It is recorded, so it
+outlives the group's stream and the coordinator: a drained group that comes back is drained again at once.
 
 A pause ends the quorum at the same place. Its members get `Paused` before the commit, so that they do not begin the
 next step under it, and keep their states. Groups still heal, stand by, are drained, and die meanwhile.
@@ -15,6 +16,8 @@ from jaxft_protocol.coordinator.job import Close, Group, GroupPhase
 from jaxft_protocol.messages import Drained, GroupName, Paused
 from jaxft_protocol.names import DRAINED
 
+# So many drains are remembered of groups that may come back; a newer process of a group is another one.
+MAX_REMEMBERED = 100
 # It holds no state that another group could need from it.
 _GOES_AT_ONCE = (GroupPhase.PRESENT, GroupPhase.STALE, GroupPhase.HEALING)
 
@@ -26,6 +29,8 @@ def ask(draft: Draft, name: GroupName, reason: str) -> None:
         return
     draft.log(f"drains {name}: {reason}")
     draft.put(group, draining=True)
+    others = (holder for holder in draft.job.drains if holder[0] != name)
+    draft.update(drains=(*others, group.holder)[-MAX_REMEMBERED:])
 
 
 def release(draft: Draft) -> None:

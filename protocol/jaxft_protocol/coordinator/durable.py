@@ -62,6 +62,7 @@ def _is_untouched(before: Job, after: Job) -> bool:
         and after.min_replicas == before.min_replicas
         and after.total_shards == before.total_shards
         and after.paused == before.paused
+        and after.drains == before.drains
     )
 
 
@@ -83,6 +84,7 @@ def saved(job: Job) -> Saved:
         job.idle_since,
         job.total_shards,
         job.paused,
+        job.drains,
     )
 
 
@@ -101,6 +103,7 @@ def emptied(job: Job) -> Job:
         outdone_s=job.outdone_s,
         halted=job.halted,
         idle_since=job.idle_since,
+        drains=job.drains,
     )
 
 
@@ -182,6 +185,7 @@ def restored(record: Saved, options: Options, now_s: float) -> Job:
         restored_s=now_s,
         idle_since=record.idle_since,
         paused=record.paused,
+        drains=record.drains,
     )
 
 

@@ -254,6 +254,8 @@ class Job:
     halted: Halt | None = None
     # No step begins until an operator resumes the job.
     paused: bool = False
+    # Who is to leave, in the order in which that was asked: a drain outlives the stream of its group.
+    drains: tuple[Holder, ...] = ()
     # Since when no group has been connected, in Unix seconds, so that it stays valid across restarts.
     idle_since: int | None = None
 
@@ -290,6 +292,7 @@ class Saved:
     idle_since: int | None = None
     total_shards: int | None = None
     paused: bool = False
+    drains: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

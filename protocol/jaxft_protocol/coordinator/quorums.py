@@ -194,8 +194,6 @@ def end_gathering(draft: Draft) -> None:
 
 def _compare(draft: Draft, quorum: NewQuorum) -> None:
     """All living members hold the sum: commit it if all contributions with a known digest are from the same state."""
-    if draft.job.ballot.edits and not _edited_alike(draft, quorum):
-        return
     given = draft.job.ballot.digests
     odd = digests.odd_ones(given)
     unknown = _without_fingerprint(draft, quorum)
@@ -203,6 +201,8 @@ def _compare(draft: Draft, quorum: NewQuorum) -> None:
         halting.diverge(draft, digests.listed(given))
     elif odd or unknown:
         retry(draft, quorum, silent=0, odd=(*odd, *unknown))
+    elif draft.job.ballot.edits and not _edited_alike(draft, quorum):
+        pass  # only now: an edit depends on the state, and a corrupt one must not be blamed on the program
     elif draft.job.ballot.nonfinite:
         _stop_at_nonfinite(draft)
     elif is_trial(draft.job):

@@ -77,6 +77,7 @@ def hello(draft: Draft, session: SessionId, message: Hello) -> None:
         message.address,
         message.stream,
         came_s=draft.now_s,
+        draining=(message.group, message.incarnation) in draft.job.drains,
     )
     if group.holder not in draft.job.distrusted:
         group = changed(group, step=message.step, history=message.history)
@@ -230,6 +231,7 @@ def leave(draft: Draft, group: Group, message: Leave) -> None:
         draft.effects.append(Close(group.session))
         draft.remove(draft.release_heal(group))
         return
+    draft.update(drains=tuple(holder for holder in draft.job.drains if holder != group.holder))
     left = draft.put(draft.release_heal(group), phase=GroupPhase.LEAVING, draining=False)
     if group.phase is GroupPhase.MEMBER:
         draft.note_left(left.name, ENDED if message.finished else LEFT)

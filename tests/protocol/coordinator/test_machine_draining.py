@@ -176,6 +176,33 @@ def test_a_second_drain_and_one_of_an_unknown_group_change_nothing():
     assert desk.job == before
 
 
+def test_a_drain_outlives_the_stream_of_its_group():
+    desk = running("a", "b")
+    desk.commit()
+    desk.do(BY_OPERATOR)
+    desk.close("b")
+    desk.hello("b")
+    done = desk.say("b", Join(Step(1), 7, {}, history=desk.job.history, total_shards=6))
+    assert Drained() in done.to("b")
+    assert members(desk) == ["a"]
+    desk.leave("b")
+    desk.come("b", incarnation=2)
+    assert not desk.group("b").draining
+
+
+def test_a_drain_outlives_the_coordinator():
+    desk = running("a", "b")
+    (record,) = [one.record for one in desk.do(BY_OPERATOR).effects if isinstance(one, Persist)]
+    assert isinstance(record, Saved)
+    new_desk = Desk(durable.restored(record, desk.job.options, 0.0))
+    for name in ("a", "b"):
+        new_desk.hello(name)
+    for name in ("a", "b"):
+        new_desk.join(name)
+    new_desk.wait(20.0)
+    assert members(new_desk) == ["a"]
+
+
 # ---- pauses ----
 
 

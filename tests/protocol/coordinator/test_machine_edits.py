@@ -65,3 +65,13 @@ def test_edits_count_for_one_step_only():
     assert committed(desk.vote("b", edit=7)) == ["a", "b"]
     desk.vote("a")
     assert committed(desk.vote("b")) == ["a", "b"]
+
+
+def test_a_corrupt_state_is_not_blamed_on_the_program():
+    # An edit is a function of the state, so a group whose state differs makes another edit of it.
+    desk = running("a", "b", "c")
+    desk.vote("a", digest=1, edit=7)
+    desk.vote("b", digest=2, edit=8)
+    evicted = desk.vote("c", digest=1, edit=7).only(Evicted)
+    assert evicted["b"].may_return
+    assert "its state is not the majority's" in evicted["b"].reason
