@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .setting import focused
+from .classes import focused
 from .truth import Violation
 from .world import World
 

@@ -6,6 +6,7 @@ one ends.
 """
 
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jaxft_protocol.coordinator import durable, machine
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An operator hears that this group is drained."""
+
+    holder: Holder
+
+
 class Life:
     def __init__(self, world: "World", host: str) -> None:
         self.world = world
@@ -88,7 +96,7 @@ class Life:
         self._stopped_until_s = 0.0
         self._ran_s = self.clock.now_s
         self._inbox: deque[tuple[Stream, GroupMessage | None]] = deque()
-        self._outbox: deque[Effect] = deque()
+        self._outbox: deque[Effect | Told] = deque()
         self._writing: Record | None = None
         self._writes_since_s = 0.0
         self._wrote = False  # the last thing done was to write a record
@@ -132,6 +140,9 @@ class Life:
         """An operator asks for something. A coordinator that stands still does not hear it."""
         if not self.dead and self.world.now_s >= self._stopped_until_s:
             self._handle(event)
+            if type(event) is DrainAsked and event.group in self.job.groups:
+                self._outbox.append(Told(self.job.groups[event.group].holder))
+                self._do()
 
     def drains(self, holder: Holder) -> bool:
         """Whether this group was asked to leave."""
@@ -217,6 +228,10 @@ class Life:
             if self.world.now_s < self._stopped_until_s:
                 return
             effect = self._outbox.popleft()
+            if type(effect) is Told:
+                if self.number == self.world.disk.life:
+                    self.world.incarnations[effect.holder[1]].told_to_drain()
+                continue
             if type(effect) is Log:
                 if self.world.tracing:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
@@ -250,6 +265,10 @@ class Life:
             self.world.truth.asks_digest(message.heal_id)
         if type(message) is Heal:
             self.world.truth.check_heal(message, self._streams[session])
+        if type(message) in (Evicted, Halted) and "the same edit" in message.reason:  # pyright: ignore
+            self._check_edits(message.reason)  # pyright: ignore
+            if type(message) is Halted:
+                self.world.halted = self.world.over = True
         if type(message) is Evicted and self.world.setting.harmless:
             self._check_harmless(self._streams[session].process, message)
         if type(message) is Evicted and self.world.calm:
@@ -258,6 +277,11 @@ class Life:
             self.world.sometimes.note("two coordinators")
         if session not in self._closed:
             self._streams[session].down(message)  # pyright: ignore[reportArgumentType]
+
+    def _check_edits(self, reason: str) -> None:
+        if not any(process.edits_otherwise for process in self.world.incarnations.values()):
+            raise Violation("an edit is blamed only where one differs", reason)
+        self.world.sometimes.note("edited otherwise")
 
     def _check_needed(self, effects: tuple[Effect, ...]) -> None:
         """A group that is away keeps its place where the job cannot go on without it."""

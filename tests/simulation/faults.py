@@ -120,20 +120,33 @@ def _stop(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name} for {0.1 + 2.5 * fault.amount:.2f} s"
 
 
+def _deafen(world: "World", fault: Fault, victim: "Process") -> str:
+    """The thread of the session stands still alone; heartbeats, which need no lock, may go on."""
+    beats = fault.how < 0.6
+    seconds = 0.1 + 4.0 * fault.amount**2
+    forever = beats and fault.other < 0.2 and _can_be_done_without(world, victim)
+    victim.deafen(float("inf") if forever else seconds, beats=beats)
+    if forever:
+        victim.stuck_at = len(world.truth.line)
+    return f"{victim.name} for {'ever' if forever else f'{seconds:.2f} s'}{', its heart beats' * beats}"
+
+
 def _stick(world: "World", fault: Fault, victim: "Process") -> str:
     """A training thread that never comes back, while its process lives: from now, or between a sum and its vote."""
-    others = [p for p in world.processes.values() if not p.dead and p.stuck_at is None and p is not victim]
-    if (
-        len(others) < max(1, world.setting.min_replicas)
-        or len(world.truth.line) < 2
-        or _must_live(world, victim)
-    ):
+    if not _can_be_done_without(world, victim):
         return ""
     if fault.how < 0.5:
         victim.stick()
         return victim.name
     victim.sticks_next = True
     return f"{victim.name} with its next sum"
+
+
+def _can_be_done_without(world: "World", victim: "Process") -> bool:
+    """Whether the others can go on if `victim` does nothing any more."""
+    others = [p for p in world.processes.values() if not p.dead and p.stuck_at is None and p is not victim]
+    enough = len(others) >= max(1, world.setting.min_replicas)
+    return enough and len(world.truth.line) >= 2 and not _must_live(world, victim)
 
 
 def _lose_rank(world: "World", fault: Fault, victim: "Process") -> str:
@@ -331,6 +344,7 @@ _TO_ONE = {
     "drain": _drain,
     "break": _break,
     "hang": _hang,
+    "deaf": _deafen,
     "pause": _pause,
     "raise": _raise,
     "stop": _stop,

@@ -1,9 +1,10 @@
 """One incarnation of a group: its real core, and a model of its session with the coordinator."""
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jaxft_protocol.messages import GroupName, Incarnation, Join, Pinned, Welcome
+from jaxft_protocol.messages import GroupName, Heartbeat, Incarnation, Join, Pinned, Welcome
 from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
@@ -31,6 +32,10 @@ class Process(Trainer):
         self.crash_after: int | None = None  # so many effects
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
+        self._beats = False  # also while the session's thread stands still
+        self._beat = Heartbeat()  # the last one
+        # When it was told to end, how many steps had been committed; and whether its coordinator knows.
+        self.drains_since: int | None = None
         self._term = 0  # the highest that it received
         self._welcomed = False
         self._away_since_s = world.now_s  # until a coordinator has welcomed it
@@ -74,7 +79,12 @@ class Process(Trainer):
         asked = leader is not None and leader.drains(
             (self.replica.identity.group, self.replica.identity.incarnation)
         )
-        return asked or self.replica.drains or self.replica.drained
+        return asked or self.replica.drains or self.replica.drained or self.drains_since is not None
+
+    def told_to_drain(self) -> None:
+        """Who asked for a drain was told that it is decided."""
+        if self.drains_since is None and not self.dead:
+            self.drains_since = self.world.truth.commits
 
     # ---- faults ----
 
@@ -98,10 +108,16 @@ class Process(Trainer):
     def stop(self, seconds: float) -> None:
         """SIGSTOP: the whole process stands still; what is sent to it waits."""
         self.hang(seconds)
+        self.deafen(seconds, beats=False)
+
+    def deafen(self, seconds: float, *, beats: bool) -> None:
+        """The session's thread stands still; with `beats`, another one sends heartbeats."""
+        self._beats = beats
         until_s = self.world.now_s + seconds
         if until_s > self._stopped_until_s:
             self._stopped_until_s = until_s
-            self.world.at(until_s, self._wake)
+            if seconds < float("inf"):
+                self.world.at(until_s, self._wake)
 
     def recover(self) -> None:
         """Calm begins."""
@@ -112,7 +128,7 @@ class Process(Trainer):
         self.away_until_s = min(self.away_until_s, self.world.now_s)
         if self.stuck_at is None:
             self._stands_until_s = min(self._stands_until_s, self.world.now_s)
-        if self._stopped_until_s > self.world.now_s:
+        if self.world.now_s < self._stopped_until_s < float("inf"):
             self._stopped_until_s = self.world.now_s
             self._wake()
 
@@ -201,6 +217,8 @@ class Process(Trainer):
                         )
                     if type(message) is Pinned:
                         self.world.truth.tells_digest(message.heal_id)
+                    if type(message) is Heartbeat:
+                        self._beat = message
                     self.stream.up(message)
             case r.Dial(delay_s, address):
                 delay_s = self.clock.real(delay_s) + self.world.random() * 0.01
@@ -270,6 +288,12 @@ class Process(Trainer):
             if self.replica.busy and self._waits:
                 self.post(r.Idle())
             self.post(r.Tick(self._computed, self.away, self.progress))
+        elif self._beats and self._welcomed and self.stream is not None and not self.stream.broken:
+            self.stream.up(self.beat_alone())
+
+    def beat_alone(self) -> Heartbeat:
+        """What is said while the session's thread stands still: that the process lives, and nothing new."""
+        return replace(self._beat, moves=False)
 
     def _release(self, heal_id: int) -> None:
         if self.stream is not None and self.stream.life.needs(
@@ -308,6 +332,7 @@ class Process(Trainer):
         # Its name is taken: by a process that still runs, or whose death the coordinator has not noticed.
         second = failure.kind is r.FailureKind.EVICTED and "takes its place" in failure.text
         second = second and any(p.name == self.name and p is not self for p in world.incarnations.values())
+        other_program = self.edits_otherwise and "the same edit" in failure.text
         # It learned that peers hold the state, so it brought none; then they all died.
         too_fresh = failure.kind is r.FailureKind.CANNOT_HEAL and self._has_fresh_state()
         # The job was founded again while its holders were away, and the coordinator's disk did not know of them.
@@ -315,7 +340,7 @@ class Process(Trainer):
         unknown = world.setting.brings or world.disk.has_lied or too_late
         foreign = failure.kind is r.FailureKind.JOIN_REFUSED and unknown and "another history" in failure.text
         stopped = failure.kind is r.FailureKind.JOB_HALTED and world.sometimes["turn raised"]
-        if not second and not too_fresh and not foreign and not stopped:
+        if not (second or other_program or too_fresh or foreign or stopped):
             raise Violation("no group is turned away", f"{self.name}: {failure.kind.value}: {failure.text}")
         if foreign:
             others = self.replica.history

@@ -4,9 +4,7 @@ Faults are drawn up front, each with its own random numbers, so that one can be 
 """
 
 import random
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 # How often each kind comes if a seed has it at all. `faults.py` says what each does.
 WEIGHTS: dict[str, float] = {
@@ -101,10 +99,22 @@ class Setting:
     unreadable: int | None = None  # a step of which one shard cannot be read, in any group
     weighted: bool = False  # groups have different numbers of devices, and others with each start
     ranks: tuple[int, ...] = ()  # how many processes the groups have, in the order of their names; else one
+    edits: frozenset[int] = frozenset()  # steps before which the job edits its state
+    edits_otherwise: str = ""  # a group whose first process makes another edit
+    early: tuple[
+        int, ...
+    ] = ()  # by how many steps the loops of groups end earlier, in the order of their names
+    saving_s: float = 0.0  # to write a checkpoint, or one rank's part of it, at most
+    saving_fails: float = 0.0  # how often a checkpoint cannot be written
+    saves_last: bool = False  # no group ends before the job's last state is saved
 
     def weight_of(self, incarnation: int) -> int:
         """Of how many devices a process makes its mesh."""
         return (1, 4, 2, 8, 3)[incarnation % 5] if self.weighted else 1
+
+    def early_by(self, name: str) -> int:
+        """By how many steps a group's loop ends earlier than the longest."""
+        return self.early[self.names.index(name)] if self.early else 0
 
     def size_of(self, name: str) -> int:
         """How many processes a group has. One that has several does not survive an exception of the user's code."""
@@ -124,6 +134,7 @@ class Setting:
             and not self.brings
             and not self.raises
             and self.unreadable is None
+            and not self.edits_otherwise
             and all(fault.kind == HARMLESS for fault in self.faults)
         )
 
@@ -136,10 +147,10 @@ class Setting:
         return step % total if step in self.poisoned else None
 
 
-def draw(seed: int) -> Setting:
-    """Return what `seed` stands for: a function of the seed alone."""
-    # None of the seeds that are kept (`seeds.txt`) is among these: they stay what they were.
-    return replace(_with_ranks(seed, _drawn(seed)), weighted=seed % 22 == 21)
+def earlier(seed: int, *, ranks: bool = True) -> Setting:
+    """Return what `seed` stood for before there were the classes of `classes.py`; without `ranks`, of one process."""
+    drawn = _drawn(seed)
+    return replace(_with_ranks(seed, drawn) if ranks else drawn, weighted=ranks and seed % 22 == 21)
 
 
 def _drawn(seed: int) -> Setting:
@@ -196,7 +207,7 @@ def _drawn(seed: int) -> Setting:
         storm_s=storm_s,
         exchange_s=QUICK_S,
         slow="",
-        faults=_faults(rng, kinds, storm_s),
+        faults=faults_of(rng, kinds, storm_s),
         nonfinite=nonfinite,
         poisoned=poisoned,
     )
@@ -210,10 +221,9 @@ def _with_ranks(seed: int, setting: Setting) -> Setting:
     if rng.random() >= 0.1:
         return setting
     sizes = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in setting.names)
-    lost = _faults(rng, list(RANK_WEIGHTS), setting.storm_s) if rng.random() < 0.7 else ()
-    before = setting.faults
-    numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(lost)]
-    setting = replace(setting, ranks=sizes, faults=(*before, *numbered))
+    loses = rng.random() < 0.7
+    setting = replace(setting, ranks=sizes)
+    setting = more_faults(setting, rng, list(RANK_WEIGHTS)) if loses else setting
     if rng.random() < 0.15:  # one rank's lanes take much longer than another's
         setting = replace(setting, exchange_s=3.0, storm_s=setting.storm_s + 3.0)
     return setting
@@ -244,16 +254,10 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
     if setting.exchange_s > QUICK_S and rng.random() < 0.5:
         setting = replace(setting, slow_from_s=rng.uniform(0.3, 1.5))
     if rng.random() < 0.15:
-        raises = _faults(rng, ["raise"], setting.storm_s)
-        before = setting.faults
-        numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(raises)]
-        setting = replace(setting, faults=(*before, *numbered))
+        setting = more_faults(setting, rng, ["raise"])
     setting = replace(setting, die_at_end=random.Random(seed + (1 << 46)).random() < 0.1)
     if (more := random.Random(seed + (1 << 44))).random() < 0.1:
-        asked = _faults(more, ["drain", "hold"], setting.storm_s)
-        before = setting.faults
-        numbered = [replace(fault, index=len(before) + i) for i, fault in enumerate(asked)]
-        setting = replace(setting, faults=(*before, *numbered))
+        setting = more_faults(setting, more, ["drain", "hold"])
     if rng.random() < 0.05 and (setting.min_replicas <= 1 or setting.shards is not None):
         # With more, and a shard for each group, the job waits for the group that cannot read its own, as for one that
         # is lost.
@@ -270,7 +274,7 @@ def _unhurried(setting: Setting, rng: random.Random) -> Setting:
         return setting
     slow = rng.choice(setting.names) if rng.random() < 0.3 else ""
     exchange_s = rng.choice((QUICK_S, QUICK_S, 3.0))
-    pauses = _faults(rng, [HARMLESS], setting.storm_s) if rng.random() < 0.6 else ()
+    pauses = faults_of(rng, [HARMLESS], setting.storm_s) if rng.random() < 0.6 else ()
     before = setting.faults
     if rng.random() < 0.4:
         longer_s = setting.storm_s + 4.0  # for a long pause to be seen
@@ -281,25 +285,15 @@ def _unhurried(setting: Setting, rng: random.Random) -> Setting:
     return replace(setting, slow=slow, exchange_s=exchange_s, faults=(*before, *numbered))
 
 
-def focused(seed: int, kinds: Sequence[str], changes: Mapping[str, Any]) -> Setting:
-    """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else.
-
-    Without kinds it keeps its own faults. `changes` are made last; if they name `ranks`, none are drawn.
-    """
-    setting = _drawn(seed) if "ranks" in changes else draw(seed)
-    if "amnesia" in kinds:
-        setting = replace(setting, founding_wait_s=setting.heartbeat_timeout_s)
-    if "flip" in kinds:
-        setting = replace(setting, compares=True, keeps_bytes=1 << 18)  # as for every seed that has it
-    if "takeover" in kinds or "lie" in kinds:
-        setting = replace(setting, memoryless=False)
-    if kinds:
-        storm_s = changes.get("storm_s", setting.storm_s)
-        setting = replace(setting, faults=_faults(random.Random(seed), list(kinds), storm_s))
-    return replace(setting, **changes)
+def more_faults(setting: Setting, rng: random.Random, kinds: list[str]) -> Setting:
+    """Add faults of these kinds to those that there are."""
+    more = faults_of(rng, kinds, setting.storm_s)
+    first = len(setting.faults)
+    numbered = [replace(fault, index=first + i) for i, fault in enumerate(more)]
+    return replace(setting, faults=(*setting.faults, *numbered))
 
 
-def _faults(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault, ...]:
+def faults_of(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fault, ...]:
     if not kinds:
         return ()
     number = min(25, 1 + int(rng.expovariate(1 / 6)))

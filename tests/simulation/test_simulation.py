@@ -15,13 +15,11 @@ from tests import patience
 from . import progress
 from .__main__ import main
 from .campaign import Finding, attempt, minimised, run_seeds, story, trace_of
+from .classes import KEPT, draw
 from .mutants import MUTANTS
-from .setting import draw
 from .sometimes import RARE
 from .world import World
 
-LINES = Path(__file__).with_name("seeds.txt").read_text(encoding="utf-8").splitlines()
-KEPT = [int(line.split()[0]) for line in LINES if not line.startswith("#")]
 # In each run of the tests; and in the storms, where they are the same attack for longer.
 SEEDS = 500
 STORM_SEEDS = 2000

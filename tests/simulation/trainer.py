@@ -3,15 +3,15 @@
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jaxft_protocol.messages import GroupName, Heal, HistoryId, NewQuorum, QuorumId, Step, Stripe
+from jaxft_protocol.messages import GroupName, Heal, NewQuorum, QuorumId, Step, Stripe
 from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
 from .clock import Clock
 from .ranks import Crew
+from .saving import COMMON_ROOT, Saving
 from .stripes import Keeper, feeders
 from .truth import Violation
 
@@ -23,25 +23,7 @@ FETCH_TIMEOUT_S = 1.0
 VERDICT_S = 30.0
 APPLY_S = 0.008
 DIGEST_S = 0.004
-# Of a checkpoint from before the coordinator's first life.
-OLD_ROOT = -1
-COMMON_ROOT = 0  # of groups that begin with equal states
-_OLD_HISTORY = HistoryId(999)
 _COMPUTED_NOTHING = (QuorumId(0), Step(0))
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    state: tuple[QuorumId, ...]
-    history: HistoryId
-    root: int = 0
-    skipped: frozenset[int] = frozenset()
-    old: bool = False  # from before the coordinator's first life
-
-    @staticmethod
-    def from_before(steps: int) -> "Checkpoint":
-        state = tuple(QuorumId(-1 - step) for step in range(steps))
-        return Checkpoint(state, _OLD_HISTORY, OLD_ROOT, old=True)
 
 
 class Trainer:
@@ -71,6 +53,13 @@ class Trainer:
         self.pins: dict[int, Step] = {}
         self.stripes: dict[int, Stripe] = {}  # of all heals that it was ever asked to serve
         self.log: dict[int, QuorumId] = {}
+        self._logged_edit = 0  # of the step that it replays
+        self.edits: dict[int, int] = {}  # of each step before which the job has edited its state
+        regular = not any(other.name == name for other in world.incarnations.values())
+        self.edits_otherwise = name == world.setting.edits_otherwise and regular  # until it is started again
+        self._attempted: NewQuorum | None = None
+        self._voted: NewQuorum | None = None  # the quorum of the last sum
+        self.saving = Saving(self, world)
         self.crew = Crew(self, world.setting.size_of(name))
         # What it does.
         self.token = 0  # counts what it has begun; whatever belongs to something older is void
@@ -98,7 +87,9 @@ class Trainer:
     def digest(self) -> int:
         """Of the state that it holds. The same shards summed in the same order are the same bits."""
         line = len(self.history) if self.world.truth.same_bits else self.history
-        return zlib.crc32(repr((self.root, line, sorted(self.skipped), self.flipped)).encode())
+        edits = sorted(self.edits.items())
+        held = (self.root, line, sorted(self.skipped), self.flipped, *((edits,) if edits else ()))
+        return zlib.crc32(repr(held).encode())
 
     def still_holds(self, step: Step) -> bool:
         """Whether no step has overwritten that state, or is about to."""
@@ -222,8 +213,8 @@ class Trainer:
                 self.crew.redirect()
             return
         if self.replica.phase is r.Phase.LEFT and (self.leaving or self.replica.failure is None):
-            told = (r.Over(Step(self.world.target or -1)), r.LeaveJob())
-            if not self.leaving and directive not in told:
+            told = isinstance(directive, r.LeaveJob) or self._is_end(directive)
+            if not self.leaving and not told:
                 raise Violation("all end well", f"{self.name} ends, and was not told to")
             self.ends()
             return
@@ -236,8 +227,7 @@ class Trainer:
         self._begin(key)
         match directive:
             case r.Attempt() | r.Over() if self._is_done(directive):
-                self.leave(finished=True)
-                self.world.one_has_finished(self.name)
+                self.saving.ends_loop()
             case r.Attempt(quorum, step):
                 self._waits = False
                 if step < quorum.step:
@@ -268,7 +258,7 @@ class Trainer:
                     self._replay(heal, step, self.world.now_s + FETCH_TIMEOUT_S)
             case r.ReadCheckpoint():
                 self.world.sometimes.note("checkpoint read after all")
-                self._bring(read=True)
+                self.saving.bring(read=True)
             case r.LeaveJob():
                 self.world.sometimes.note("drained")
                 self.leave(finished=False)
@@ -306,59 +296,25 @@ class Trainer:
             self._fetched(r.HealBroke(self._fetches.heal_id, "overtaken"))
 
     def _is_done(self, directive: r.Attempt | r.Over) -> bool:
-        target = self.world.target
         if isinstance(directive, r.Over):
-            if target != directive.step:
+            if not self._is_end(directive):
                 raise Violation("all end well", f"{self.name} hears the end at {directive.step}")
             return True
-        return target is not None and len(self.history) >= target
+        end = self.world.end_of(self.name)
+        return end is not None and len(self.history) >= end
+
+    def _is_end(self, directive: r.Directive) -> bool:
+        ends = {self.world.end_of(name) for name in self.world.setting.names}
+        return isinstance(directive, r.Over) and directive.step in ends
 
     def _prepare(self) -> None:
-        """Begin with a fresh state, or with the newest checkpoint."""
         self._waits = True
         self.away = False
-        checkpoints = self.world.checkpoints
-        fresh = self.replica.frontier_held and self.world.random() < 0.5
-        if checkpoints and checkpoints[-1].old and not self.world.calm:
-            fresh = fresh or self.world.random() < 0.5
-        heals_only = bool(checkpoints) and not fresh and self._others_read()
-        self._bring(read=not fresh and not heals_only, heals_only=heals_only)
-
-    def _bring(self, *, read: bool, heals_only: bool = False) -> None:
-        """Say with which state it comes: the newest checkpoint's, if it reads one."""
-        checkpoints, saved = self.world.checkpoints, 0
-        if checkpoints and read:
-            newest = checkpoints[-1]
-            self.root, self.history, saved = newest.root, list(newest.state), newest.history
-            self.skipped = newest.skipped
-        if not checkpoints and (begun := self.world.begun) is not None and self._is_first_state(begun):
-            saved = begun.history
-            self.world.sometimes.note("begins again")
-        step, digest = Step(len(self.history)), self.told_digest()
-        setting = self.world.setting
-        shards, weight = setting.shards, setting.weight_of(self.incarnation)
-        self.crew.bring()
-        least, history = setting.min_replicas, HistoryId(saved)
-        self.post(r.Prepared(step, digest, {}, least, history, self.spare, heals_only, shards, weight))
-
-    def _others_read(self) -> bool:
-        """Whether this one leaves it to others to read the checkpoint: of a job that goes on, while others do."""
-        newest = self.world.checkpoints[-1]
-        others = self.world.processes.values()
-        read = [other for other in others if not other.dead and other.replica.history == newest.history]
-        # Without a draw of numbers, so that what else a seed stands for stays as it was.
-        return bool(read) and bool(self.replica.frontier_step) and self.incarnation % 2 == 0
-
-    def _is_first_state(self, begun: Checkpoint) -> bool:
-        return begun.root == self.root and not self.flipped
-
-    def _note_beginning(self, quorum: NewQuorum) -> None:
-        """The first of the quorum notes with which state the job begins, until there is a checkpoint."""
-        if quorum.members[0].group == self.name and not self.history and not self.flipped:
-            self.world.begun = Checkpoint((), quorum.history, self.root, frozenset())
+        self.saving.prepare()
 
     def _compute(self, quorum: NewQuorum, step: Step) -> None:
-        self._note_beginning(quorum)
+        self.saving.note_beginning(quorum)
+        self._attempted = quorum
         computed = self.computed[step]
         mine = next(member.shards for member in quorum.members if member.group == self.name)
         for shard in mine:
@@ -476,12 +432,20 @@ class Trainer:
 
     def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
         self.sums.add((quorum_id, step))
+        self._voted = self._attempted
         if self.sticks_next:
             self.stick()
             return
         self._waits = True
         stop = self.world.setting.nonfinite == "raise" and self._finds_nonfinite(step, replayed=False)
-        self.post(r.Exchanged(quorum_id, step, self.fingerprint(step), "w is nan" if stop else ""))
+        nonfinite = "w is nan" if stop else ""
+        self.post(r.Exchanged(quorum_id, step, self.fingerprint(step), nonfinite, self.edit_before(step)))
+
+    def edit_before(self, step: int) -> int:
+        """The digest of the edit that this group makes of the state before a step; 0: none."""
+        if step not in self.world.setting.edits:
+            return 0
+        return zlib.crc32(repr((step, self.flipped_in(step), self.edits_otherwise)).encode()) or 1
 
     def fingerprint(self, step: Step) -> int | None:
         """What its vote says of the state that the step was computed from."""
@@ -517,10 +481,12 @@ class Trainer:
         self.world.truth.check_applied(self, quorum_id)
         if self.pins:
             self.log[len(self.history)] = quorum_id
+        self._apply_edit(len(self.history), then)
         self._skip_or_apply(len(self.history), replayed=isinstance(then, r.Replayed))
         self.history.append(quorum_id)
         self._fetches = None
-        self._save()
+        voted = self._voted if type(then) is r.Applied else None
+        self.saving.committed(voted if voted is not None and voted.quorum_id == quorum_id else None)
         if self.flips_next:
             self.world.flips += 1
             self.flipped, self.flips_next = self.world.flips, False
@@ -531,22 +497,19 @@ class Trainer:
         else:
             self._look_soon()
 
+    def _apply_edit(self, step: int, then: r.Event) -> None:
+        """A group that replays a step takes the edit of its donor, and else its own."""
+        edit = self.edit_before(step) if type(then) is r.Applied else self.replays_edit(step)
+        if edit:
+            self.edits[step] = edit
+
+    def replays_edit(self, step: int) -> int:
+        return self._logged_edit
+
     def _skip_or_apply(self, step: int, *, replayed: bool) -> None:
         if self.world.setting.nonfinite == "skip" and self._finds_nonfinite(step, replayed=replayed):
             self.skipped |= {step}
             self.world.sometimes.note("skipped step replayed" if replayed else "skipped step")
-
-    def _save(self) -> None:
-        """One group saves for all: the first of the quorum."""
-        quorum, checkpoints = self.replica.quorum, self.world.checkpoints
-        if quorum is None or quorum.members[0].group != self.name or self.flipped:
-            return
-        step = len(self.history)
-        if step % self.world.setting.saves_every:
-            return
-        if not checkpoints or checkpoints[-1].old or step > len(checkpoints[-1].state):
-            saved = Checkpoint(tuple(self.history), self.replica.job_history, self.root, self.skipped)
-            checkpoints.append(saved)
 
     def _fetch(self, heal: Heal, until_s: float) -> None:
         donors = self._donors(heal)
@@ -575,6 +538,8 @@ class Trainer:
         self.root, self.history = donor.root, donor.history[: heal.step]
         self.flipped, self.flipped_at = donor.flipped_in(heal.step), donor.flipped_at
         self.skipped = frozenset(step for step in donor.skipped if step < heal.step)
+        self.edits = {step: edit for step, edit in donor.edits.items() if step < heal.step}
+        self.saving.committed(None)
         self.world.truth.check_state(self, heal.step)
         self._fetched(r.Healed(heal.heal_id, heal.step))
 
@@ -582,6 +547,7 @@ class Trainer:
         donors = self._donors(heal)
         for donor in donors:
             if heal.heal_id in donor.pins and step in donor.log:
+                self._logged_edit = donor.edits.get(step, 0)
                 self._advance(donor.log[step], r.Replayed(heal.heal_id, Step(step + 1)))
                 return
         self._try_again(self._replay, donors, heal, step, until_s)

@@ -47,6 +47,8 @@ class Truth:
         self.ever: set[tuple[int, QuorumId]] = set()
         self.roots: set[int] = set()
         self.went_back = 0
+        self.commits = 0  # how many steps were decided, also those that were decided again
+        self._writers: dict[tuple[int, QuorumId], str] = {}  # of each state, who writes for the job
         self.raised: set[tuple[int, str]] = (
             set()
         )  # steps in which the user's code has raised, and in which group
@@ -99,6 +101,7 @@ class Truth:
             if old.step == setting.unreadable:
                 raise Violation("a step that no group can do never counts", f"step {old.step} counts")
             self.line.append(new.quorum_id)
+            self.commits += 1
             self.ever.add((old.step, new.quorum_id))
             if self._world.tracing:
                 self._world.note(f"step {old.step} counts, by quorum {new.quorum_id}")
@@ -164,6 +167,7 @@ class Truth:
         if quorum is not None and quorum is not before.quorum:
             self._check_quorum(before, after, quorum)
             self._check_asked(before, after, quorum)
+            self._check_drained(before, after, quorum)
             voted = isinstance(event, Received) and isinstance(event.message, Vote)
             if not voted:  # a vote may be the last that was waited for
                 self._check_gathered(before, after, quorum)
@@ -233,6 +237,9 @@ class Truth:
             if not after.raised:
                 raise Violation("no quorum below min_replicas", f"{len(quorum.members)} of {least}")
             self._world.sometimes.note("trial")
+        spares = sum(member.group in self._world.setting.spares for member in quorum.members)
+        if spares and len(quorum.members) > max(after.places, least):
+            raise Violation("a spare takes a free place", f"{spares} spares of {len(quorum.members)} members")
         numbers = [int(member.group.rpartition("-")[2]) for member in quorum.members]
         if numbers != sorted(numbers):
             raise Violation("members in the order in which people count", str(numbers))
@@ -255,6 +262,19 @@ class Truth:
             raise Violation("a paused job stands still", f"quorum {quorum.quorum_id} from step {quorum.step}")
         if drained and any(change.group in self._world.setting.spares for change in quorum.joined):
             self._world.sometimes.note("place handed over")
+
+    def _check_drained(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+        """Who was told that a group is drained sees it take part in no step after the one that was under way."""
+        disk, setting = self._world.disk, self._world.setting
+        if disk.has_lied or disk.is_new or setting.memoryless or not self._world.leads(after.options.term):
+            return
+        stay = () if before.quorum is None else before.quorum.members
+        for member in quorum.members:
+            since = self._world.incarnations[member.incarnation].drains_since
+            if since is not None and (self.commits > since or member.group not in {m.group for m in stay}):
+                raise Violation(
+                    "a drain is obeyed", f"{member.group} takes part in quorum {quorum.quorum_id}"
+                )
 
     def _check_gathered(self, before: Job, after: Job, quorum: NewQuorum) -> None:
         """Losses that belong together cost one quorum, where they are gathered."""
@@ -412,13 +432,24 @@ class Truth:
                 f"{process.name} has skipped {sorted(process.skipped)}, and not {sorted(bad)}",
             )
 
+    def check_writer(self, writer: str, state: tuple[int, QuorumId]) -> None:
+        """All groups name one writer for a state, which is of the quorum that has committed it."""
+        by = self.quorums.get(state[1])
+        foreign = by is not None and all(member.group != writer for member in by.members)
+        if (foreign or self._writers.setdefault(state, writer) != writer) and not self.went_back:
+            raise Violation(
+                "one group writes for the job", f"{writer}, and {self._writers.get(state)}: {state}"
+            )
+
     def check_alike(self, processes: "Collection[Trainer | Lane]") -> None:
         """Those who exchange, or end together, hold one state."""
         first, *others = processes
         for other in others:
-            if other.root != first.root or not self._alike(other.history, first.history):
+            alike = (other.root, other.edits) == (first.root, first.edits)
+            if not alike or not self._alike(other.history, first.history):
                 text = (
-                    f"{first.name}: {first.root} {first.history}, {other.name}: {other.root} {other.history}"
+                    f"{first.name}: {first.root} {first.history} {first.edits}, "
+                    f"{other.name}: {other.root} {other.history} {other.edits}"
                 )
                 raise Violation("equal frontier means equal state", text)
 

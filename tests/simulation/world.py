@@ -18,15 +18,17 @@ from jaxft_protocol.coordinator import bounds
 from jaxft_protocol.coordinator.job import Holder, PauseAsked
 from jaxft_protocol.replica.state import Phase
 
+from .classes import draw
 from .coordinator import Life
 from .disk import Disk
 from .exchange import Hub
 from .faults import inflict
 from .process import Process
-from .setting import MOST_SHARDS, QUICK_S, Fault, Setting, draw
+from .saving import COMMON_ROOT, OLD_ROOT, Checkpoint
+from .setting import MOST_SHARDS, QUICK_S, Fault, Setting
 from .sometimes import Sometimes
 from .stream import Cables
-from .trainer import COMMON_ROOT, OLD_ROOT, Checkpoint
+from .trainer import Trainer
 from .truth import Truth, Violation
 
 CALM_LIMIT_S = 90.0
@@ -68,6 +70,7 @@ class World:
         self.cables = Cables(self)
         self.hub = Hub(self)
         self.checkpoints: list[Checkpoint] = []
+        self.last_saver: Trainer | None = None  # which saves the last state while others wait
         self.begun: Checkpoint | None = None  # with which the job began, which a fresh group can make again
         self.raises_in = 1 + int(150 * random.Random(seed + (1 << 42)).random())  # events of the job
         self.flips = 0  # bits that have flipped, in any state
@@ -136,7 +139,8 @@ class World:
         """
         if not self.calm:
             return 1.0
-        most = self.setting.exchange_timeout_s / (MOST_SHARDS * self.setting.shard_s)
+        shards = max(MOST_SHARDS, self.setting.shards or 0)
+        most = self.setting.exchange_timeout_s / (shards * self.setting.shard_s)
         return max(1.0, min(most, self.now_s - self._calm_since_s - 1.0))
 
     def shard_s(self, name: str) -> float:
@@ -243,7 +247,7 @@ class World:
             self._end_lost()
             return
         if self._all_take_part():
-            self.target = len(self.truth.line) + STEPS_IN_CALM
+            self.target = len(self.truth.line) + STEPS_IN_CALM + max(self.setting.early, default=0)
             if self.tracing:
                 self.note(f"target: {self.target}")
             return
@@ -285,6 +289,10 @@ class World:
             if went_on or (alone and self.now_s - self._calm_since_s > 10.0):
                 process.kill()
                 self.launch(process.name)
+
+    def end_of(self, name: str) -> int | None:
+        """After how many steps a group's loop ends, once that is known."""
+        return None if self.target is None else self.target - self.setting.early_by(name)
 
     def is_odd(self, name: str) -> bool:
         """Whether a group begins with another state than the others, which share one."""
@@ -364,11 +372,18 @@ class World:
 
     def _check_end(self, target: int) -> None:
         saved = self.disk.saved
+        if saved is not None and saved.finished is not None and saved.finished < target:
+            self._check_early(saved.finished)
+            target = saved.finished
         # One that stood still before the calm may be evicted for it while its farewell, the last, is on its way.
         unheard = saved is not None and saved.finished is None and self.evicted_in_calm
         ended = saved is not None and (saved.finished == target or unheard)
         if not ended or len(self.truth.line) != target:
             raise Violation("all end well", f"{self.standing()}; target {target}, {saved}")
+        if self.setting.saves_last and not any(len(each.state) == target for each in self.checkpoints):
+            raise Violation(
+                "the last state is saved", f"step {target}, after {len(self.checkpoints)} checkpoints"
+            )
         finishers = [p for p in self.processes.values() if len(p.history) == target]
         if not finishers:
             raise Violation("all end well", f"no group holds state {target}: {self.standing()}")
@@ -377,10 +392,22 @@ class World:
             late = process.replica.finished == target
             if late and not process.replica.history:
                 continue  # it has never taken part
-            self.truth.check_state(process, len(process.history) if late else target)
+            own = late or len(process.history) == self.end_of(process.name)
+            self.truth.check_state(process, len(process.history) if own else target)
         if self.truth.went_back and not self.truth.same_bits:
             # Who finished before the job went back holds what was the job's then: `check_state` has compared that.
             finishers = [p for p in finishers if p.history == self.truth.line]
         if not finishers:
             raise Violation("all end well", f"no group holds the last line: {self.standing()}")
         self.truth.check_alike(finishers)
+
+    def _check_early(self, end: int) -> None:
+        """A job ends before the longest loop does only if too few groups are left that go on."""
+        longer = [name for name in self.setting.names if (self.end_of(name) or 0) > end]
+        regular = [name for name in longer if name not in self.setting.spares]
+        self.sometimes.note("ended early")
+        enough = len(regular) >= max(1, self.setting.min_replicas)
+        if enough or end not in {self.end_of(name) for name in self.setting.names}:
+            raise Violation(
+                "a job goes on while enough groups do", f"ends at {end}, {longer} have longer loops"
+            )

@@ -4,7 +4,7 @@
 Many are faults that others have had: TorchFT's are marked with its name.
 """
 
-from . import deciding, draining, founding, healing, memory, quorums, ranks, regressions, waiting
+from . import deciding, draining, founding, healing, later, memory, quorums, ranks, regressions, waiting
 from ._mutant import MUTANTS, Mutant
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "draining",
     "founding",
     "healing",
+    "later",
     "memory",
     "quorums",
     "ranks",

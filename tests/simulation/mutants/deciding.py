@@ -20,8 +20,8 @@ def _commit_decided_per_group(cast: Any) -> Any:
 
     def mutated(draft: Any, vote: Any) -> None:
         cast(draft, vote)
-        if vote.ok and draft.replica.phase is r.GroupPhase.VOTED:
-            draft.enter(r.GroupPhase.APPLYING, commit_heard=True)
+        if vote.ok and draft.replica.phase is r.Phase.VOTED:
+            draft.enter(r.Phase.APPLYING, commit_heard=True)
 
     return mutated
 

@@ -7,7 +7,7 @@ from jaxft_protocol.coordinator import founding, sessions
 from jaxft_protocol.messages import HistoryId
 from jaxft_protocol.replica import sessions as replica_sessions
 
-from ..trainer import Trainer
+from ..saving import Saving
 from ._mutant import mutant
 from ._settings import FIVE_ALIKE, FOUR_THAT_HEAL_SLOWLY
 
@@ -48,7 +48,7 @@ def _a_job_never_begins_again(resume: Any) -> Any:
     return mutated
 
 
-@mutant(Trainer, "_is_first_state", "wipe", "kill", differ=True)
+@mutant(Saving, "is_first_state", "wipe", "kill", differ=True)
 def _any_first_state_is_the_jobs(original: Any) -> Any:
     """A group begins the job again from another first state than the one that others have trained on."""
     return lambda self, begun: True

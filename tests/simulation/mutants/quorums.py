@@ -58,8 +58,8 @@ def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
 
     def mutated(draft: Any, quorum: Any) -> None:
         new_quorum(draft, quorum)
-        if draft.replica.phase is r.GroupPhase.FOLLOWING and draft.replica.quorum is quorum:
-            draft.enter(r.GroupPhase.WORKING, vote=None)
+        if draft.replica.phase is r.Phase.FOLLOWING and draft.replica.quorum is quorum:
+            draft.enter(r.Phase.WORKING, vote=None)
 
     return mutated
 

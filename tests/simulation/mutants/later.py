@@ -1,0 +1,110 @@
+"""Edits, checkpoints, the ends of loops, sessions that stand still alone, and many groups."""
+
+from dataclasses import replace
+from typing import Any
+
+from jaxft_protocol.coordinator import draining, quorums, sessions
+
+from ..process import Process
+from ..saving import Saving
+from ..trainer import Trainer
+from ._mutant import mutant
+from ._settings import ELEVEN, THREE_THAT_EDIT, THREE_THAT_SAVE, of
+
+# ---- edits ----
+
+
+@mutant(quorums, "_edited_alike", **THREE_THAT_EDIT)
+def _edits_are_not_compared(alike: Any) -> Any:
+    """A group that makes another edit of the state than the others commits with them."""
+    return lambda draft, quorum: True
+
+
+@mutant(Trainer, "replays_edit", "kill", **(THREE_THAT_EDIT | {"edits_otherwise": ""}))
+def _a_replay_forgets_the_edit(replays: Any) -> Any:
+    """A joiner replays the means of a step on the state before the job's edit."""
+    return lambda self, step: 0
+
+
+@mutant(quorums, "_voters", "kill", "crash", **(THREE_THAT_EDIT | {"edits_otherwise": ""}))
+def _the_dead_count_as_members_without_an_edit(voters: Any) -> Any:
+    """A member that was lost before its vote is one that has made no edit."""
+    return lambda quorum, ballot: [member.group for member in quorum.members]
+
+
+# ---- drains ----
+
+
+@mutant(draining, "ask", "drain", "break")
+def _a_drain_is_told_and_forgotten(ask: Any) -> Any:
+    """An operator hears that a group is drained, and nothing remembers it."""
+    return lambda draft, name, reason: None
+
+
+# ---- sessions that stand still alone ----
+
+
+@mutant(Process, "beat_alone", "deaf", **of(4, storm_s=3.0))
+def _a_heartbeat_without_a_session_says_that_it_moves(beat: Any) -> Any:
+    """What sends heartbeats while the session's thread stands still says that the training thread gets on."""
+    return lambda self: replace(beat(self), moves=True, away=False)
+
+
+# ---- checkpoints ----
+
+
+@mutant(Saving, "may_publish", "wipe", "kill", **(THREE_THAT_SAVE | {"ranks": (2, 2, 2)}))
+def _published_before_all_ranks_have_written(may_publish: Any) -> Any:
+    """The first part of a checkpoint that is written makes it a checkpoint."""
+    return lambda self, left: True
+
+
+@mutant(Saving, "writer_of", "kill", "crash", "leave", **THREE_THAT_SAVE)
+def _the_writer_is_the_first_of_the_quorum_in_force(writer_of: Any) -> Any:
+    """A group that has applied late finds another writer of the same state than a group that was quick."""
+
+    def mutated(self: Saving, quorum: Any) -> str:
+        return writer_of(self, self._process.replica.quorum or quorum)
+
+    return mutated
+
+
+@mutant(
+    Saving, "may_save_last", **(THREE_THAT_SAVE | {"die_at_end": True, "saving_s": 0.5, "saves_every": 1000})
+)
+def _the_last_state_is_left_to_a_group_that_has_died(may_save_last: Any) -> Any:
+    """Groups wait for the one that saves the last state, though it is gone."""
+    return lambda self, saver: saver is None
+
+
+# ---- loops that end at different steps ----
+
+
+@mutant(sessions, "_end", **of(4, early=(0, 0, 0, 3), min_replicas=1, faults=()))
+def _the_first_loop_that_ends_ends_the_job(end: Any) -> Any:
+    """A member that ends its loop finishes the job for all."""
+
+    def mutated(draft: Any, group: Any) -> None:
+        end(draft, group)
+        draft.finish()
+
+    return mutated
+
+
+# ---- many groups ----
+
+
+@mutant(quorums, "_candidates", "kill", "leave", **ELEVEN)
+def _all_spares_are_called_for_one_place(candidates: Any) -> Any:
+    """A spare that stands by takes part, whether a place is free or not."""
+
+    def mutated(draft: Any) -> Any:
+        places = draft.job.places
+        regular = draft.select(lambda group: not group.spare and group.phase.value in ("member", "ready"))
+        short = places > len(regular)
+        draft.update(places=places + 1 if short else places)
+        found = candidates(draft)
+        draft.update(places=places)
+        return found
+
+    return mutated
