@@ -136,3 +136,8 @@ def test_an_action_that_was_refused_does_not_look_like_one_that_was_done() -> No
     refused = {"t": 0.0, "event": "operator_action", "action": "drain", "group": "g9", "status": 404}
     (line,) = events([refused])
     assert line.endswith("operator_action  action=drain  status=404  group=g9")
+
+
+def test_groups_are_sorted_by_name_and_number() -> None:
+    told = job(12, absent=(1,))["group_list"]
+    assert [group["group"] for group in chosen(told[::-1], None)[0]] == [f"g{one}" for one in range(12)]

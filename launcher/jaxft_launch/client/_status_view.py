@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxft_protocol.names import natural_key
+
 _EVENTS = 8
 _COLOURS = {"member": "green", "healing": "yellow", "stale": "yellow", "ready": "blue", "gone": "red"}
 # However small the terminal is.
@@ -12,12 +14,9 @@ _LEAST_GROUPS = 3
 
 
 def rendered(told: Mapping[str, Any], *, note: str = "", height: int = 0) -> Any:
-    """Return what rich prints.
+    """Return what rich prints: a note, and the API's answer about one job or all of them (empty: none yet).
 
-    Args:
-        told: what the API tells of one job, or of all; empty: nothing yet.
-        note: a line above it; empty: none.
-        height: how many lines there are; 0: as many as it takes.
+    `height`: how many lines there are; 0: as many as it takes.
     """
     from rich.console import Group
     from rich.text import Text
@@ -39,10 +38,12 @@ def rendered(told: Mapping[str, Any], *, note: str = "", height: int = 0) -> Any
 def chosen(
     groups: Sequence[Mapping[str, Any]], most: int | None
 ) -> tuple[Sequence[Mapping[str, Any]], list[str]]:
-    """Return the groups to show, and a line that counts the others. Those that do not take part come first."""
-    if most is None or len(groups) <= most:
-        return groups, []
-    ordered = sorted(groups, key=lambda group: group["state"] == "member")
+    """Return the groups to show, sorted by name, and a line that counts the others. If there are more than fit, those
+    that do not take part come first."""
+    ordered = sorted(groups, key=lambda group: natural_key(group["group"]))
+    if most is None or len(ordered) <= most:
+        return ordered, []
+    ordered.sort(key=lambda group: group["state"] == "member")
     states = Counter(str(group["state"]) for group in ordered[most:])
     counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
     return ordered[:most], [f"... and {len(groups) - most} more groups: {counted}"]
@@ -110,7 +111,7 @@ def _jobs_table(jobs: Sequence[Mapping[str, Any]]) -> Any:
     table = Table(
         "job", "state", "step", "groups", "steps/s", "goodput", "waiting for", box=None, pad_edge=False
     )
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: natural_key(job["job"])):
         goodput = "" if job["goodput"] is None else f"{job['goodput']:.1%}"
         groups = f"{job['members']}/{job['places']}"
         rate = f"{job['steps_per_s']:.2f}"

@@ -547,10 +547,9 @@ def _founding_text(
     held = "; ".join(
         f"{group.name} holds step {group.step} of a run that must not be lost" for group in holding
     )
-    return (
-        f"{len(joined)} of at least {max(1, min_replicas)} groups have joined "
-        f"({names_text(joined)}){still}{others}{held and '; ' + held}"
-    )
+    count = f"{len(joined)} of at least {min_replicas}" if len(joined) < min_replicas else str(len(joined))
+    have = "group has" if count == "1" else "groups have"
+    return f"{count} {have} joined ({names_text(joined)}){still}{others}{held and '; ' + held}"
 
 
 def _quorum_text(draft: Draft, members: list[Group]) -> str:
