@@ -6,12 +6,10 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import cast
 
 import pytest
 
-from jaxft_launch.check import _network_checks
 from jaxft_launch.client import _port
 from jaxft_launch.client._port import PortError, act, ask
 
@@ -106,14 +104,6 @@ def test_a_token_may_have_the_end_of_its_line_and_is_not_told(server: Answers) -
     assert "00ff" not in str(raised.value)
 
 
-def test_a_certificate_without_its_key_is_a_finding() -> None:
-    """gRPC would abort the process."""
-    (finding,) = _network_checks.coordinators("localhost:1", cert=Path("cert.pem"))
-    assert (finding.level, "the key is missing" in finding.text) == ("fail", True)
-    (finding,) = _network_checks.coordinators("localhost:1", key=Path("key.pem"))
-    assert (finding.level, "the certificate is missing" in finding.text) == ("fail", True)
-
-
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_coordinator_that_is_stopped_may_be_what_does_not_answer(
     scheme: str, monkeypatch: pytest.MonkeyPatch
@@ -125,35 +115,3 @@ def test_a_coordinator_that_is_stopped_may_be_what_does_not_answer(
         for asks in (lambda: ask(url, "jobs"), lambda: act(url, "jobs/toy/pause", token="x", reason="")):
             with pytest.raises(PortError, match=r"timed out.*process may be stopped or hang"):
                 asks()
-
-
-@pytest.mark.parametrize("answer", ["403", "a page", "nothing"])
-def test_a_proxy_that_does_not_lead_to_the_port_is_named(
-    answer: str, server: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not the coordinator, which nothing has reached. A password of the proxy is not shown."""
-    server.said, server.status = b"<html>", 403 if answer == "403" else 200
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        at = f"127.0.0.1:{(closed if answer == 'nothing' else server.socket).getsockname()[1]}"
-        for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("http_proxy", f"http://user:password@{at}")
-        with pytest.raises(PortError) as raised:
-            ask("http://coordinator.test:29511", "jobs")
-    assert str(raised.value).endswith(
-        f". It was asked through the proxy {at} of the environment variable http_proxy. If that does not lead to the "
-        "coordinator, set no_proxy=coordinator.test."
-    )
-    assert "HTTP port" not in str(raised.value)
-    assert "password" not in str(raised.value)
-
-
-def test_a_proxy_that_is_not_asked_is_not_named(server: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.said, server.status = b"<html>", 403
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with pytest.raises(PortError, match="is that the HTTP port of a jaxft coordinator"):
-        ask(url_of(server), "jobs")  # this machine
-    monkeypatch.setenv("no_proxy", "coordinator.invalid")
-    with pytest.raises(PortError, match="Does the coordinator run, with --http"):
-        ask("http://coordinator.invalid:29511", "jobs")

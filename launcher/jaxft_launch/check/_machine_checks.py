@@ -1,33 +1,59 @@
 """What `jaxft doctor` checks on this machine alone."""
 
-import importlib.util
 import os
 import re
 import resource
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from jaxft._base._host_memory import CGROUP, MEMINFO, available_bytes
 from jaxft._exchange import _compiled
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._version import __version__
-from jaxft_launch.check._findings import Finding, fail, ok, warn
 
 _PLUGIN = re.compile(r"(jax-(?:rocm|cuda)\d+)-(plugin|pjrt)")
 # A group needs a descriptor for each peer and each joiner, and some dozens for itself.
 FEW_DESCRIPTORS = 1024
 
 
-def versions() -> Iterator[Finding]:
-    """Check that what must have the same version has it."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result: whether it is fine, what was found, and what to do if it is not."""
+
+    level: Literal["ok", "warn", "fail"]
+    text: str
+    advice: str = ""
+
+
+def ok(text: str) -> Finding:
+    return Finding("ok", text)
+
+
+def warn(text: str, advice: str) -> Finding:
+    return Finding("warn", text, advice)
+
+
+def fail(text: str, advice: str) -> Finding:
+    return Finding("fail", text, advice)
+
+
+def findings(*, devices: bool, state_gb: float) -> Iterator[Finding]:
+    """Check this machine; with `devices`, start JAX's backend for it. `state_gb`: as for `memory`."""
     found = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
-    yield from version_findings(found)
+    yield from versions(found)
+    if devices:
+        yield from _devices_here()
+    yield lane()
+    yield limits()
+    yield from memory(state_gb)
 
 
-def version_findings(found: Mapping[str, str]) -> Iterator[Finding]:
-    """Check versions, given by the name of each installed distribution."""
+def versions(found: Mapping[str, str]) -> Iterator[Finding]:
+    """Check versions that must fit, given by the name of each installed distribution."""
     yield ok(f"Python {sys.version.split()[0]}, jaxft {__version__}, jax {found.get('jax', 'missing')}")
     for name in ("jaxft-protocol", "jaxft-coordinator"):
         if name in found and found[name] != __version__:
@@ -55,75 +81,54 @@ def _release(version: str) -> tuple[str, ...]:
     return tuple(version.split(".")[:3])
 
 
-def bytecode() -> Iterator[Finding]:
-    """Check that a process which starts finds JAX compiled to bytecode, or leaves it for the next one."""
-    spec = importlib.util.find_spec("jax")
-    if spec is not None and spec.origin is not None:
-        yield from bytecode_findings(Path(spec.origin), writes=not sys.dont_write_bytecode)
+def _devices_here() -> Iterator[Finding]:
+    import jax
 
-
-def bytecode_findings(module: Path, *, writes: bool) -> Iterator[Finding]:
-    """Check it for a module of JAX, given its source.
-
-    Args:
-        module: its path.
-        writes: whether Python writes bytecode.
-    """
-    kept = Path(importlib.util.cache_from_source(str(module)))
-    folder = next(parent for parent in kept.parents if parent.exists())
-    if kept.exists() or (writes and os.access(folder, os.W_OK)):
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        yield fail(
+            f"JAX cannot use its devices: {error}", "check the driver, and the versions of JAX's plug-ins"
+        )
         return
-    why = f"{folder} cannot be written to" if writes else "PYTHONDONTWRITEBYTECODE is set"
-    yield warn(
-        f"there is no bytecode of JAX, and Python keeps none ({why}): each process compiles all that it imports",
-        "compile once, where the packages are installed, so that groups restart sooner: "
-        f"`python -m compileall -q {module.parents[1]}`, or `uv pip install --compile-bytecode`",
-    )
+    yield from devices_of(found[0].platform, len(found), os.environ.get("XLA_FLAGS", ""))
 
 
-def devices(platform: str, count: int, flags: str) -> Iterator[Finding]:
-    """Check whether the kernels of this platform give the same bits each time.
-
-    Args:
-        platform: as JAX names it.
-        count: how many devices there are.
-        flags: the value of XLA_FLAGS.
-    """
+def devices_of(platform: str, count: int, flags: str) -> Iterator[Finding]:
+    """Check whether the kernels of this platform (as JAX names it) give the same bits each time, with XLA_FLAGS."""
     yield ok(f"{count} {platform} devices")
     if problem := nondeterminism(platform, xla_flags(flags)):
         yield warn(problem.partition(": set ")[0], "set" + problem.partition(": set")[2])
 
 
-def lane() -> Iterator[Finding]:
-    """Say what carries out exchanges here, without and with a token."""
+def lane() -> Finding:
+    """Tell what carries out exchanges here, without and with a token."""
     found = _compiled.library()
     if found is None:
-        yield warn(
+        return warn(
             "exchanges run in Python, without and with a token: the compiled lane was not built, or cannot be loaded",
             "install jaxft's wheel for Linux on x86_64 or aarch64, or a C compiler and then jaxft again: same bits, "
             "1.5 to 2.7 times less CPU time",
         )
-    elif found.macs is None:
-        yield ok(
+    if found.macs is None:
+        return ok(
             f"exchanges run in C ({found.instructions}); with a token, Python makes the MACs: this processor has no "
             "instructions for AES and carry-less products"
         )
-    else:
-        yield ok(f"exchanges run in C ({found.instructions}), with a token too (MACs: {found.macs})")
+    return ok(f"exchanges run in C ({found.instructions}), with a token too (MACs: {found.macs})")
 
 
-def limits() -> Iterator[Finding]:
+def limits() -> Finding:
     """Check how many descriptors a process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = float("inf") if hard == resource.RLIM_INFINITY else hard
     if most < FEW_DESCRIPTORS:
-        yield warn(
+        return warn(
             f"a process may open {hard} files and connections at most (limit nofile)",
             f"raise the hard limit to at least {FEW_DESCRIPTORS}: `ulimit -Hn`, LimitNOFILE= of systemd, or the "
             "container's setting",
         )
-    else:
-        yield ok(f"limit nofile: {soft} now, {hard} at most; jaxft raises it itself")
+    return ok(f"limit nofile: {soft} now, {hard} at most; jaxft raises it itself")
 
 
 def memory(state_gb: float, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Iterator[Finding]:
@@ -149,10 +154,3 @@ def memory(state_gb: float, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> I
         yield ok(
             f"{free_gb:.1f} GB of host memory are available, enough for one more state of {state_gb:g} GB"
         )
-
-
-def variables(given: Mapping[str, str]) -> Iterator[Finding]:
-    """List the environment variables that jaxft reads; arguments are stronger than they are."""
-    names = sorted(name for name in given if name.startswith("JAXFT_"))
-    shown = ", ".join(f"{name}={'(set)' if name == 'JAXFT_TOKEN' else given[name]}" for name in names)
-    yield ok(f"environment: {shown or 'no JAXFT_ variable is set'}")

@@ -52,13 +52,10 @@ _TELLS = {"jobs": "jobs", "coordinator": "version"}
 
 
 def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
-    """Return the JSON answer of the API.
+    """Return the JSON answer of the API for a path below /api/v1/, asked at the HTTP port's address `url`.
 
-    Args:
-        url: the HTTP port's address, such as http://coordinator:29511.
-        path: of the API, below /api/v1/.
-        ca: the authority that signed the port's certificate; by default that of JAXFT_HTTP_CA or JAXFT_TLS_CA, or
-            else the authorities that this machine trusts.
+    `ca` is the authority that signed the port's certificate. By default JAXFT_HTTP_CA or JAXFT_TLS_CA names it, or
+    else this machine's trusted authorities count.
 
     Raises:
         PortError: there is no answer, or the API reports a problem.
@@ -85,14 +82,7 @@ def jobs(url: str, *, ca: Path | None = None) -> list[Mapping[str, Any]]:
 
 
 def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None) -> str:
-    """Carry out an action, and return what the coordinator says about it.
-
-    Args:
-        url: as for `ask`.
-        path: of the action, below /api/v1/.
-        token: the job's, or the operator's.
-        reason: for the audit log.
-        ca: as for `ask`.
+    """Carry out an action, and return the coordinator's text about it. `token`: the job's, or the operator's.
 
     Raises:
         PortError: there is no answer, the coordinator refuses it, or the token would cross a network unencrypted.
@@ -156,8 +146,7 @@ def _asked(request: urllib.request.Request, ca: Path | None, tells: str) -> Any:
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
         said = one_line(str(why))[:_MOST_SAID]
-        advice = _through_proxy(address) or _advice(address, why)
-        raise PortError(f"no answer from {address} ({said}). {advice}") from error
+        raise PortError(f"no answer from {address} ({said}). {_advice(address, why)}") from error
     if not isinstance(told, dict) or tells not in told:
         raise PortError(_of_another(address, f"without {tells!r}", "a jaxft coordinator, of this version"))
     return told
@@ -177,22 +166,7 @@ def _context(ca: Path | None) -> ssl.SSLContext:
 
 def _of_another(address: str, how: str, wanted: str) -> str:
     """Return what to say of an answer that no coordinator gives."""
-    if through := _through_proxy(address):
-        return f"{address} answers {how}. {through}"
     return f"{address} answers {how}: is that the HTTP port of {wanted}?"
-
-
-def _through_proxy(address: str) -> str:
-    """Return what to do if a proxy was asked for this address, and "" if none was."""
-    parts = urllib.parse.urlsplit(address)
-    proxy = urllib.request.getproxies().get(parts.scheme)
-    if proxy is None or _is_local(address) or urllib.request.proxy_bypass(parts.netloc):
-        return ""
-    where = urllib.parse.urlsplit(proxy).netloc.rpartition("@")[2] or proxy  # without a password
-    return (
-        f"It was asked through the proxy {where} of the environment variable {parts.scheme}_proxy. If that does not "
-        f"lead to the coordinator, set no_proxy={parts.hostname}."
-    )
 
 
 def _advice(address: str, why: object) -> str:
