@@ -16,7 +16,7 @@ import grimp
 from jaxft_coordinator._arguments import Arguments, TokenArguments
 
 import jaxft
-from jaxft_launch.check._doctor_options import DoctorOptions
+from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.client._drain import DrainOptions
 from jaxft_launch.client._status import StatusOptions
 from jaxft_launch.storm.chaos import ChaosOptions

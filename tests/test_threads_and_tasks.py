@@ -47,7 +47,6 @@ KNOWN = {
     ("jaxft/_ranks/_link.py", "Link.expect_end"): "tests/ranks/test_link.py",
     ("protocol/jaxft_protocol/host/lines.py", "_started"): "tests/protocol/test_lines.py",
     ("jaxft/_ranks/_leader.py", "Leader._hear"): "tests/ranks/test_link.py",
-    ("launcher/jaxft_launch/check/_check.py", "Check._begin"): "tests/health/test_check.py",
     ("jaxft/_supervised/_beacon.py", "Beacon.__init__"): "tests/launch/test_beacon.py",
     ("jaxft/_supervised/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
     ("jaxft/_supervised/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",

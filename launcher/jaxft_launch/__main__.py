@@ -22,6 +22,7 @@ HELP = """usage: jaxft launch [options] -- program [arguments...]
        jaxft status [JOB] [--watch]
        jaxft drain GROUP [--job JOB]
        jaxft doctor [options]
+       jaxft check gpu|disk|memory [options]
        jaxft --version
 
 Fault-tolerant training for JAX.
@@ -31,6 +32,7 @@ chaos     kill the groups of your own training, and compare the bits: jaxft chao
 status    show the jobs of a coordinator, and their groups: jaxft status --help
 drain     let a group finish its step, hand over its place, and end: jaxft drain --help
 doctor    check whether a group could train on this machine: jaxft doctor --help
+check     check devices, a disk or memory, as a plugin of Nagios: jaxft check --help
 """
 INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
 
@@ -62,6 +64,8 @@ def _run(arguments: Sequence[str] | None) -> None:
             _drain(rest)
         case ["doctor", *rest]:
             _doctor(rest)
+        case ["check", *rest]:
+            _check(rest)
         case other:
             print(HELP, end="", file=sys.stderr)
             if other:
@@ -117,13 +121,16 @@ def _drain(arguments: list[str]) -> NoReturn:
 
 
 def _doctor(arguments: list[str]) -> NoReturn:
-    from jaxft_launch.check._doctor_options import DoctorOptions
+    from jaxft_launch.check._doctor import DoctorOptions, run_doctor
 
     options = _parsed(DoctorOptions, "jaxft doctor", arguments)
-
-    from jaxft_launch.check._doctor import run_doctor  # imports JAX
-
     exit_with_status_of(lambda: run_doctor(options))
+
+
+def _check(arguments: list[str]) -> NoReturn:
+    from jaxft_launch.check._check import run_check
+
+    exit_with_status_of(lambda: run_check(arguments))
 
 
 def _parsed(options: type[_Options], command: str, arguments: list[str]) -> _Options:

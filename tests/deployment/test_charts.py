@@ -164,7 +164,6 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
         ("job.yaml", ["form=jobset"], "form"),
         ("job.yaml", ["groups=0"], "minimum"),
         ("job-hosts.yaml", ["processes=2"], "with hosts, each pod is one process"),
-        ("job-hosts.yaml", ["health=[[rule]]"], "health is for groups of one pod"),
         ("job.yaml", ["tls.clientCertificate=true"], "tls.clientCertificate needs tls.secretName"),
     ],
 )

@@ -9,7 +9,6 @@ from jaxft_coordinator._arguments import Arguments, exposure_of, problem_of
 
 from deploy.render import FILES, rendered
 from examples.llama3._flags import Flags
-from jaxft_launch.check._rules import read_rules
 from jaxft_launch.supervise._deadlines import parse_deadlines
 from jaxft_launch.supervise._options import LaunchOptions, check_options
 from tests.deployment.manifests import needs_helm, of_kind, parsed, pods
@@ -85,26 +84,9 @@ def test_the_launcher_and_the_example_accept_their_flags(file: str) -> None:
         parse_deadlines(options.deadlines)
         assert options.group is not None
         assert options.drain_timeout_s < pod["terminationGracePeriodSeconds"]
-        assert (options.health is not None) == (file == "job.yaml")
         assert program[:3] == ["python", "-m", "examples.llama3.train"]
         flags = tyro.cli(Flags, args=program[3:])
         assert flags.coordinator == "{coordinator}"
-
-
-def test_rules_of_health_are_where_the_launcher_reads_them_and_are_valid(tmp_path: Path) -> None:
-    [rules] = of_kind("job.yaml", "ConfigMap")
-    for pod in pods("job.yaml"):
-        [container] = pod["containers"]
-        [flag] = [word for word in container["args"] if word.startswith("--health=")]
-        path = Path(flag.partition("=")[2])
-        [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == str(path.parent)]
-        [volume] = [one for one in pod["volumes"] if one["name"] == mount["name"]]
-        assert volume["configMap"]["name"] == rules["metadata"]["name"]
-        assert "/data" in {one["mountPath"] for one in container["volumeMounts"]}
-        text = rules["data"][path.name].replace('path = "/data"', f'path = "{tmp_path}"')
-        (tmp_path / path.name).write_text(text)
-        [rule] = read_rules(tmp_path / path.name, http="")
-        assert rule.name == "checkpoint disk"
 
 
 @pytest.mark.parametrize("file", JOBS)

@@ -24,15 +24,6 @@ pytestmark = [
     pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="pods have their own /tmp, without this clone"),
 ]
 SECRETS = {"jaxft-secret": {"secret": "a secret of more than sixteen bytes"}}
-RULES = """
-[[rule]]
-name = "host memory"
-source = "memory"
-warning = 1e9
-action = "warn"
-interval_s = 1
-consecutive = 1
-"""
 TOKEN = credentials.job_key(SECRETS["jaxft-secret"]["secret"].encode(), "run").hex()
 POD = "coordinator-jaxft-coordinator-0"
 HOST = f"{POD}.coordinator-jaxft-coordinator.ml.svc"
@@ -89,11 +80,9 @@ class Cluster:
         flags = ["--set-json", f"command={json.dumps(PROGRAM)}", "--set", f"coordinator={HOST}:29510"]
         flags += ["--set", "spares=0,groups=2,tokenSecret=run-token,folder=/run/job,sharedMemory="]
         flags += ["--set-json", "volumes=[]", "--set-json", "volumeMounts=[]", "--set-json", "resources={}"]
-        flags += ["--set-json", 'health=""']
         whole = parsed(rendered("job.yaml", *flags, *more))
         made = [each for each in whole if each["kind"] == "JobSet"]
-        maps = {each["metadata"]["name"]: each["data"] for each in whole if each["kind"] == "ConfigMap"}
-        secrets = {**self._secrets, **maps, "run-token": {"token": TOKEN}}
+        secrets = {**self._secrets, "run-token": {"token": TOKEN}}
         for number, each in enumerate(made):
             [job] = each["spec"]["replicatedJobs"]
             bare = job["template"]["spec"]["template"]["spec"]
@@ -168,7 +157,7 @@ def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(
 def test_a_pod_that_gets_sigterm_is_drained_and_the_others_lose_nothing(here: Machine) -> None:
     pods = Cluster(here, SECRETS)
     pods.start_coordinator()
-    pods.start_groups("--set-json", f"health={json.dumps(RULES)}")
+    pods.start_groups()
     here.ask("end", name="group-1", number=signal.SIGTERM)
     # Such a pod fails, and its JobSet starts the group again, on another node.
     assert here.until_ended("group-1") == os.EX_TEMPFAIL, pods.logs()
@@ -179,8 +168,6 @@ def test_a_pod_that_gets_sigterm_is_drained_and_the_others_lose_nothing(here: Ma
     job = here.ask("get", port=PORT, path="/api/v1/jobs/run", scheme="http")
     assert (job["step"], job["steps_retried"], job["shards_recomputed"]) == (200, {}, 0)
     assert job["departures"] == {"left": 2}
-    # The rules of the ConfigMap were checked in the pods.
-    assert "host memory" in here.log("group-0")
 
 
 def secret_of(authority: trustme.CA, made: trustme.LeafCert) -> dict[str, str]:

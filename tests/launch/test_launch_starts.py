@@ -65,16 +65,15 @@ def test_groups_agree_on_the_order_of_a_set(given: str | None, folder: Path, tmp
     assert re.findall(r"hash -?\d+", ended.stdout + ended.stderr) == [alone.stdout.strip()] * 2
 
 
-@pytest.mark.parametrize("flag", ["--folder", "--health"])
-def test_an_empty_path_is_refused_before_anything_is_written(flag: str, tmp_path: Path) -> None:
+def test_an_empty_path_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     """As of a variable that is not set. It would be the current folder."""
-    for words in ([flag, ""], [f"{flag}="]):
+    for words in (["--folder", ""], ["--folder="]):
         command = [sys.executable, "-m", "jaxft_launch", "launch", *words, "--", "true"]
         here = os.environ | {"PYTHONPATH": ABSOLUTE}
         ended = patience.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
         assert ended.returncode == 2
         assert ended.stderr.startswith(
-            f"jaxft: {flag} has an empty value, as from a shell variable that is not set"
+            "jaxft: --folder has an empty value, as from a shell variable that is not set"
         )
     assert not list(tmp_path.iterdir())
 

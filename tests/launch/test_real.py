@@ -225,30 +225,6 @@ def test_a_spare_stands_by_and_takes_the_place_of_a_lost_group(folder: Path) -> 
     assert job.digests("group-0", "spare-0") == {digest_alone(STEPS)}
 
 
-@pytest.mark.long
-def test_a_command_that_turns_critical_drains_a_group_and_the_bits_stay(folder: Path, tmp_path: Path) -> None:
-    rules = tmp_path / "rules.toml"
-    rules.write_text(
-        "[[rule]]\nname = 'fabric'\nsource = 'command'\naction = 'drain'\ninterval_s = 0.2\nconsecutive = 2\n"
-        "timeout_s = 600\ncommand = ['sh', '-c', 'test ! -e {folder}/sick-{group} || exit 2']\n"
-    )
-    with training(folder, GROUPS[:2], "--health", str(rules)) as job:
-        job.until_step(3, "group-0", "group-1")
-        (folder / "sick-group-1").touch()
-        ended = job.running.until("group_ended")
-        job.until_step(ended["step"] + 2, "group-0")
-        job.hurry()
-        assert job.running.status() == 0, job.running.text()
-    assert (ended["group"], ended["ending"], ended["status"]) == ("group-1", "drained", 0)
-    (acted,) = job.running.events("health_acted")
-    assert (acted["group"], acted["action"]) == ("group-1", "drain")
-    assert job.running.events("group_restarts") == []
-    steps = [event for event in job.events("group-0") if event["event"] == "step"]
-    assert {event["attempts"] for event in steps} == {1}  # no step was retried
-    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
-    assert job.digests("group-0") == {digest_alone(STEPS)}
-
-
 def ranks_of(groups: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the event files of all ranks."""
     return tuple(f"{group}.{rank}" for group in groups for rank in range(2))
@@ -307,7 +283,7 @@ def test_a_rank_of_each_of_two_groups_is_killed_and_the_bits_stay(folder: Path, 
 
 @pytest.mark.long
 def test_a_group_of_which_one_rank_is_told_to_leave_is_drained_as_one(folder: Path) -> None:
-    """As by a rule of --health on another host than the first."""
+    """As by an operator of another host than the first."""
     with training_ranks(folder, GROUPS[:1]) as job:
         job.until_step(2, *ranks_of(("group-0",)))
         os.kill(job.running.pids()[1], signal.SIGTERM)

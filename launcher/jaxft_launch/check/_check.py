@@ -1,66 +1,119 @@
-"""One rule over one life of a group: takes readings at intervals, and never makes its caller wait."""
+"""`jaxft check`: ready-made checks for `jaxft launch --check`, each with one line and an exit status as in Nagios."""
 
-import queue
-import threading
-import time
+import shutil
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated
 
-from jaxft_launch.check._readings import Level, Reading
-from jaxft_launch.check._rules import Rule
-from jaxft_launch.check._sources import Source
+import tyro
 
-# A reading that takes so much longer than its timeout hangs in a driver or a file system.
-GRACE_S = 5.0
+from jaxft._base._host_memory import CGROUP, MEMINFO, available_bytes
+from jaxft_launch.check._gpu import DeviceError, Health, healths
 
 
-class Check:
-    """Call `poll` often. A reading is taken in a thread, because a driver may hang forever."""
+class Level(IntEnum):
+    """How healthy something is, as the exit status of a plugin of Nagios."""
 
-    def __init__(self, rule: Rule, source: Source) -> None:
-        self.rule = rule
-        self._source = source
-        self._answers: queue.SimpleQueue[Reading | None] = queue.SimpleQueue()
-        self._began_s: float | None = None
-        self._due_s = time.monotonic()
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
 
-    def poll(self) -> Reading | None:
-        """Return a new reading, if there is one, and begin the next when it is due."""
-        now_s = time.monotonic()
-        if self._began_s is not None:
-            try:
-                reading = self._answers.get_nowait()
-            except queue.Empty:
-                return self._late(now_s)
-            self._began_s = None
-            return reading
-        if now_s >= self._due_s:
-            self._due_s = now_s + self.rule.interval_s
-            return self._begin(now_s)
-        return None
 
-    def end(self) -> None:
-        """End what is under way. Its reading is not used."""
-        self._source.end()
+Reading = tuple[Level, str]
 
-    def _begin(self, now_s: float) -> Reading | None:
+
+@dataclass(frozen=True, kw_only=True)
+class CheckGpu:
+    """Devices of NVIDIA (NVML) or AMD (AMD SMI). Critical: one is lost, or has uncorrected memory errors. Warning:
+    the hardware lowers its clocks because of heat or a failing supply, or a link between devices has errors."""
+
+    devices: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
+    """Numbers, or UUIDs of NVIDIA's; with jaxft launch: --devices={devices}. Empty: all devices of this machine."""
+
+    def read(self) -> Reading:
+        names = [name.strip() for name in self.devices.split(",") if name.strip()]
         try:
-            threading.Thread(target=self._read, name=f"health-{self.rule.name}", daemon=True).start()
-        except RuntimeError as error:  # the machine, or the container, has no thread left
-            return Reading(Level.UNKNOWN, f"the reading cannot be started: {error}")
-        self._began_s = now_s
-        return None
+            found = healths(names)
+        except DeviceError as error:
+            return Level.UNKNOWN, str(error)
+        return max((of_device(health) for health in found), key=lambda reading: _URGENCY.index(reading[0]))
 
-    def _late(self, now_s: float) -> Reading | None:
-        """Report a reading that hangs, once in each interval. No further one is begun beside it."""
-        assert self._began_s is not None
-        lasts_s = now_s - self._began_s
-        if now_s < self._due_s or lasts_s < self.rule.timeout_s + GRACE_S:
-            return None
-        self._due_s = now_s + self.rule.interval_s
-        return Reading(Level.UNKNOWN, f"a reading has not ended for {lasts_s:.0f} s")
 
-    def _read(self) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CheckDisk:
+    """Free space on the disk of a folder, in GB (1e9 bytes)."""
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """A folder on that disk."""
+    warning_gb: float = 0.0
+    """Warn if there is less."""
+    critical_gb: float = 0.0
+    """Critical if there is less."""
+
+    def read(self) -> Reading:
         try:
-            self._answers.put(self._source.read())
-        except Exception as error:
-            # The top of a thread. What it could not do is an event of the launch, and the next reading tries again.
-            self._answers.put(Reading(Level.UNKNOWN, f"the reading failed: {type(error).__name__}: {error}"))
+            free_gb = shutil.disk_usage(self.folder).free / 1e9
+        except OSError as error:
+            return Level.UNKNOWN, f"the disk of {self.folder} cannot be asked: {error}"
+        level = below(free_gb, warning=self.warning_gb, critical=self.critical_gb)
+        return level, f"{free_gb:.1f} GB are free on the disk of {self.folder}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckMemory:
+    """Host memory that programs can still get, with the limit of the container (cgroup v2), in GB (1e9 bytes)."""
+
+    warning_gb: float = 0.0
+    """Warn if there is less."""
+    critical_gb: float = 0.0
+    """Critical if there is less."""
+
+    def read(self, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Reading:
+        free_bytes = available_bytes(meminfo, cgroup)
+        if free_bytes is None:
+            return Level.UNKNOWN, f"neither {meminfo} nor {cgroup} tells how much memory is available"
+        level = below(free_bytes / 1e9, warning=self.warning_gb, critical=self.critical_gb)
+        return level, f"{free_bytes / 1e9:.1f} GB of host memory are available"
+
+
+# Which reading of several devices counts: a device that tells nothing must not hide a lost one.
+_URGENCY = (Level.OK, Level.UNKNOWN, Level.WARNING, Level.CRITICAL)
+CHECKS = {"gpu": CheckGpu, "disk": CheckDisk, "memory": CheckMemory}
+
+
+def run_check(arguments: list[str]) -> int:
+    """Print one line, and return the exit status."""
+    try:
+        options = tyro.extras.subcommand_cli_from_dict(CHECKS, prog="jaxft check", args=arguments)
+    except SystemExit as end:
+        # 2, the usual status of a wrong flag, would be critical, and drain a group.
+        return Level.UNKNOWN if end.code else 0
+    level, text = options.read()
+    sys.stdout.write(f"{level.name} - {text}\n")
+    return level
+
+
+def below(value: float, *, warning: float, critical: float) -> Level:
+    """Return the level of a value of which a low one is bad."""
+    if value < critical:
+        return Level.CRITICAL
+    return Level.WARNING if value < warning else Level.OK
+
+
+def of_device(health: Health) -> Reading:
+    """Return the level of a device, and the reason."""
+    name = f"device {health.name}"
+    if health.lost:
+        return Level.CRITICAL, f"{name} does not answer any more"
+    if health.errors:
+        return Level.CRITICAL, f"{name} has had {health.errors} uncorrected memory errors"
+    if health.slowed:
+        return Level.WARNING, f"{name} has lowered its clocks because of heat or its supply"
+    if health.link_errors:
+        return Level.WARNING, f"{name} has errors on a link to another device"
+    if health.errors is None and health.slowed is None:
+        return Level.UNKNOWN, f"{name} tells neither its memory errors nor why its clocks are low"
+    return Level.OK, "no device is lost, slowed by its hardware, or has uncorrected memory errors"

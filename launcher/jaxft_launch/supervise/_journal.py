@@ -127,27 +127,6 @@ class GroupGivenUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthChanged:
-    """A rule of --health has changed its level for a group. `text`: what the last reading found."""
-
-    group: str
-    rule: str
-    level: str
-    before: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthActed:
-    """A rule of --health drains or kills a group."""
-
-    group: str
-    life: int
-    rule: str
-    action: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainBegan:
     """The launcher got a signal, and passes it on to all groups as SIGTERM."""
 
@@ -173,8 +152,6 @@ Entry = (
     | DevicesMissing
     | GroupClimbs
     | GroupGivenUp
-    | HealthChanged
-    | HealthActed
     | DrainBegan
     | LaunchEnded
 )

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from jaxft_launch.check._health import Health
-from jaxft_launch.check._watch import Watch
 from jaxft_launch.processes._coordinator import START_TIMEOUT_S, Coordinator
 from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.processes._ranks import Member
@@ -39,7 +37,6 @@ class Launcher:
         journal: Journal,
         output: Output,
         phases: Path,
-        health: Health,
         probe: Probe | None = None,
         ladder_of: Callable[[Member], Ladder | None] = lambda member: None,
     ) -> None:
@@ -55,7 +52,6 @@ class Launcher:
             journal: gets the events.
             output: gets what people should read.
             phases: a folder on this machine.
-            health: what to check beside each group.
             probe: says which devices work, if groups have ladders.
             ladder_of: returns the ladder of a group.
         """
@@ -85,7 +81,6 @@ class Launcher:
             for member in members
         ]
         self._probe = probe
-        self._watches = [self._watch(one, health) for one in self.supervisors if health.rules]
 
     @property
     def all_drained(self) -> bool:
@@ -97,8 +92,6 @@ class Launcher:
         try:
             return self._run(signals)
         finally:
-            for watch in self._watches:
-                watch.end()
             if self._probe is not None:
                 self._probe.end()
 
@@ -115,8 +108,6 @@ class Launcher:
             self._end_together()
             self._give_up_stranded()
             if self._kill_at_s is None:  # otherwise all groups end anyway
-                for watch in self._watches:
-                    watch.poll()
                 self._climb()
             self._pass_on()
             self._output.show(lambda: [row_of(one) for one in self.supervisors])
@@ -186,16 +177,6 @@ class Launcher:
                 "To train again from the first step, start another launch, in another --folder if you gave one. With "
                 "checkpoints= in its Manager, it would go on from the newest one."
             )
-
-    def _watch(self, one: Supervisor, health: Health) -> Watch:
-        return Watch(
-            one,
-            health.rules,
-            lambda rule: health.source_of(rule, one.member),
-            may_go=lambda: self._coordinator is None or self._others_hold_the_state(one),
-            write=self._journal.write,
-            say=self._output.say,
-        )
 
     def _others_hold_the_state(self, one: Supervisor) -> bool:
         """Whether another group took part in its last step, or one of this launch has done or followed a step."""

@@ -60,10 +60,7 @@ class LaunchOptions:
     deadlines: str = ""
     """The longest times that a process may stay in a phase, as PHASE=SECONDS,...; 0 means any time."""
     drain_timeout_s: float = 60.0
-    """On SIGTERM or Ctrl-C, or if a rule of --health drains a group, how long groups may take to finish their step
-    and leave."""
-    health: Path | None = None
-    """TOML file with rules that are checked beside each group, and warn, drain or kill. docs/health.md has them."""
+    """On SIGTERM or Ctrl-C, how long groups may take to finish their step and leave."""
     warm: bool = True
     """Fork processes from one that has imported JAX, so that a restart takes less time."""
     preload: str = ""

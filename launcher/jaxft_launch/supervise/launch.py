@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from jaxft_launch.check._health import Health
-from jaxft_launch.check._rules import read_rules
 from jaxft_launch.processes._checks import LaunchError, check_command, check_installed
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator, StartStopped
 from jaxft_launch.processes._processes import Processes
@@ -74,10 +72,6 @@ def run_launch(
         )
     if not address:
         check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
-    http_url = os.environ.get("JAXFT_HTTP", "")
-    if options.http:
-        http_url = f"http://{options.http}"
-    health = () if options.health is None else read_rules(options.health, http=http_url)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
         folder = _folder(options, stack)
@@ -116,7 +110,6 @@ def run_launch(
             journal=journal,
             output=output,
             phases=phases,
-            health=Health(rules=health, folder=folder, http=http_url),
             probe=_probe(options, output.say),
             ladder_of=lambda member: ladder_of(options, member),
         )

@@ -34,9 +34,6 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- if and (gt (int .Values.hosts) 1) (gt (int .Values.processes) 1) }}
 {{- fail "processes is for groups of one pod: with hosts, each pod is one process" }}
 {{- end }}
-{{- if and (gt (int .Values.hosts) 1) .Values.health }}
-{{- fail "health is for groups of one pod: with hosts, no launcher runs in the pods that could check rules" }}
-{{- end }}
 {{- if and .Values.tls.clientCertificate (not .Values.tls.secretName) }}
 {{- fail "tls.clientCertificate needs tls.secretName, with ca.crt, tls.crt and tls.key" }}
 {{- end }}
@@ -69,9 +66,6 @@ args:
   - "--nproc={{ $values.processes }}"
   - "--folder={{ $values.folder }}/group-{{ .index }}"
   - "--drain-timeout-s={{ max 1 (sub (int $values.gracePeriodSeconds) 15) }}"
-  {{- if $values.health }}
-  - "--health=/etc/jaxft/health/rules.toml"
-  {{- end }}
   - "--"
   {{- toYaml $values.command | nindent 2 }}
 {{- end }}
@@ -173,7 +167,7 @@ spec:
           {{- with $values.securityContext }}
           securityContext: {{- toYaml . | nindent 12 }}
           {{- end }}
-          {{- if or $values.sharedMemory $values.tls.secretName $values.health $values.volumeMounts }}
+          {{- if or $values.sharedMemory $values.tls.secretName $values.volumeMounts }}
           volumeMounts:
             {{- if $values.sharedMemory }}
             - {name: shared-memory, mountPath: /dev/shm}
@@ -181,22 +175,15 @@ spec:
             {{- if $values.tls.secretName }}
             - {name: jaxft-tls, mountPath: /etc/jaxft/tls, readOnly: true}
             {{- end }}
-            {{- if $values.health }}
-            - {name: jaxft-health, mountPath: /etc/jaxft/health, readOnly: true}
-            {{- end }}
             {{- with $values.volumeMounts }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
           {{- end }}
-      {{- if or $values.sharedMemory $values.tls.secretName $values.health $values.volumes }}
+      {{- if or $values.sharedMemory $values.tls.secretName $values.volumes }}
       volumes:
         {{- with $values.sharedMemory }}
         - name: shared-memory
           emptyDir: {medium: Memory, sizeLimit: {{ . }}}
-        {{- end }}
-        {{- if $values.health }}
-        - name: jaxft-health
-          configMap: {name: {{ include "jaxft-job.name" .root }}-health}
         {{- end }}
         {{- if $values.tls.secretName }}
         - name: jaxft-tls
