@@ -1,8 +1,12 @@
 """What the tests of both stores share."""
 
 import asyncio
+import contextlib
+import sqlite3
 import time
+import zlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from jaxft_coordinator.stores import EtcdStore, FileStore, Opened, StoreLost
@@ -35,6 +39,13 @@ async def written(store: EtcdStore | FileStore, *appends: list[Record]) -> Opene
         await store.append(append)
     await store.close()
     return opened
+
+
+def put(file: Path, name: str, value: bytes) -> None:
+    """Write a value into the file of a store that nobody has open, as a faulty or newer coordinator would."""
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        crc = zlib.crc32(value, zlib.crc32(name.encode()))
+        database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (name.encode(), value, crc))
 
 
 async def check_term_grows(

@@ -1,26 +1,30 @@
-"""A store in a folder, in this process: what is remembered, who leads, how it stays short, what breaks it."""
+"""A store in a folder, in this process: what is remembered, who leads, what breaks it."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
+import shutil
+import sqlite3
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from jaxft_coordinator.stores import FileStore, Opened, StoreDamaged, StoreLost, _store, records
-from jaxft_coordinator.stores._logfile import HEADER_BYTES, frame, header, read
 from jaxft_protocol.coordinator.job import Forgotten, Record
 
 from tests import patience
 from tests.stores import examples, scenarios
 from tests.stores.scenarios import check_term_grows, run, until
 
+FILE = "decisions.sqlite3"
 
-async def written(folder: Path, *appends: list[Record], compact_bytes: int = 8 << 20) -> Opened:
+
+async def written(folder: Path, *appends: list[Record]) -> Opened:
     """Append to the store in `folder`; return what it knew before."""
-    return await scenarios.written(FileStore(folder, compact_bytes=compact_bytes), *appends)
+    return await scenarios.written(FileStore(folder), *appends)
 
 
 # ---- what is remembered ----
@@ -53,15 +57,12 @@ def test_what_was_appended_is_remembered(tmp_path: Path):
 def test_what_is_remembered_is_the_fold_of_what_was_appended(
     tmp_path_factory: pytest.TempPathFactory, first: list[list[Record]], second: list[list[Record]]
 ):
-    """Whether the log is rewritten in the middle of it or not."""
-
     async def scenario() -> None:
-        for compact_bytes in (1, 1000, 8 << 20):
-            folder = tmp_path_factory.mktemp("store")
-            await written(folder, *first, compact_bytes=compact_bytes)
-            assert (await written(folder)).jobs == examples.folded(first)
-            await written(folder, *second, compact_bytes=compact_bytes)
-            assert (await written(folder)).jobs == examples.folded([*first, *second])
+        folder = tmp_path_factory.mktemp("store")
+        await written(folder, *first)
+        assert (await written(folder)).jobs == examples.folded(first)
+        await written(folder, *second)
+        assert (await written(folder)).jobs == examples.folded([*first, *second])
 
     run(scenario)
 
@@ -81,124 +82,128 @@ def test_an_append_that_makes_no_sense_writes_nothing(tmp_path: Path):
     async def scenario() -> None:
         store = FileStore(tmp_path)
         await store.open("a:1")
-        size = (tmp_path / "log").stat().st_size
         with pytest.raises(ValueError, match="nothing is known of it"):
             await store.append([examples.saved(), examples.moved(1, "unknown")])
-        assert (tmp_path / "log").stat().st_size == size
-        await store.append([examples.saved()])
         await store.close()
+        assert (await written(tmp_path, [examples.saved()])).jobs == {}
         assert list((await written(tmp_path)).jobs) == ["llama"]
 
     run(scenario)
 
 
-def test_a_record_that_moves_what_nobody_knows_is_damage(tmp_path: Path):
-    (tmp_path / "log").write_bytes(header(HEADER_BYTES) + frame([examples.moved(1)]))
-
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("saved/bad", b'{"v":9,"kind":"saved","job":"bad","what":"is this"}', "has format 9"),
+        ("moved/bad", records.encode(examples.moved(1, "bad")), "nothing is known of it"),
+    ],
+)
+def test_a_job_that_cannot_be_read_is_kept_as_it_is_and_the_others_begin(
+    tmp_path: Path, name: str, value: bytes, says: str
+):
     async def scenario() -> None:
-        with pytest.raises(StoreDamaged, match=f"damaged at byte {HEADER_BYTES}: .* nothing is known"):
-            await FileStore(tmp_path).open("a:1")
-
-    run(scenario)
-
-
-def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(tmp_path: Path):
-    bad = records.Unreadable("bad", b'{"v":9,"kind":"saved","job":"bad","what":"is this"}', "")
-    ours = [examples.saved("bad"), examples.saved(), bad, examples.moved(1, "bad"), examples.moved(1)]
-    (tmp_path / "log").write_bytes(header(HEADER_BYTES) + b"".join(frame([each]) for each in ours))
-
-    async def scenario() -> None:
-        for _ in range(2):  # the log is rewritten at each start
+        await written(tmp_path, [examples.saved()], [examples.moved(1)])
+        scenarios.put(tmp_path / FILE, name, value)
+        for _ in range(2):
             opened = await written(tmp_path, [examples.saved("other")])
             assert examples.step_of(opened) == 1
             assert "bad" not in opened.jobs
-            assert "format 9" in opened.unreadable["bad"]
-            found = [each for _, each in read(tmp_path / "log") if getattr(each, "job", "") == "bad"]
-            assert [getattr(each, "data", each) for each in found] == [ours[0], bad.data, ours[3]]
-        data = (tmp_path / "log").read_bytes()
-        (tmp_path / "log").write_bytes(data + frame([Forgotten("bad")]))
+            assert says in opened.unreadable["bad"]
+            assert value in (tmp_path / FILE).read_bytes()
+        await written(tmp_path, [Forgotten("bad")])
         assert (await written(tmp_path)).unreadable == {}
-        assert bad.data not in (tmp_path / "log").read_bytes()
 
     run(scenario)
 
 
-def test_damage_is_refused_and_left_as_it_is(tmp_path: Path):
+# ---- what cannot be read ----
+
+
+def test_damage_is_refused_with_what_to_do(tmp_path: Path):
+    """A flipped bit in a record, in the tree of pages or in the header; half a file, none of it, another's."""
+
     async def scenario() -> None:
         await written(tmp_path, [examples.saved()], [examples.moved(1)])
-        log = tmp_path / "log"
-        data = log.read_bytes()
-        log.write_bytes(data.replace(b'"program"', b'"programm"'))
-        for _ in range(2):  # the first attempt must let go of the lock
-            with pytest.raises(StoreDamaged, match="cannot be read"):
-                await patience.wait_for(FileStore(tmp_path).open("a:1"))
-        assert b'"programm"' in log.read_bytes()
+        file = tmp_path / FILE
+        whole = file.read_bytes()
+        page = whole.rindex(b"saved/llama") // 4096 * 4096
+        foreign = tmp_path / "foreign"
+        with contextlib.closing(sqlite3.connect(foreign)) as other:
+            other.execute("CREATE TABLE records (name TEXT)")
+        for damaged, says in (
+            (whole.replace(b'"places":2', b'"places":3'), "the record 'saved/llama' has another CRC"),
+            (whole.replace(b"9e30145e", b"9e30145f"), "the record 'saved/llama' has another CRC"),
+            (whole[:page] + b"\xff" + whole[page + 1 :], f"{FILE} is damaged: "),
+            (whole[: page + 100], f"{FILE} is damaged: "),
+            (b"X" + whole[1:], "file is not a database"),
+            (b"", "it is empty"),
+            (foreign.read_bytes(), "not of a coordinator"),
+        ):
+            file.write_bytes(damaged)
+            for _ in range(2):  # the first attempt must let go of the lock
+                with pytest.raises(StoreDamaged, match=says) as caught:
+                    await patience.wait_for(FileStore(tmp_path).open("a:1"))
+                assert "does not start, because it would forget decisions" in str(caught.value)
+                assert "move its files away" in str(caught.value)
+            assert file.read_bytes() == damaged
+        file.write_bytes(whole)
+        assert examples.step_of(await written(tmp_path)) == 1
 
     run(scenario)
 
 
-def test_a_torn_end_is_cut_off_for_good(tmp_path: Path):
+def test_no_flipped_bit_passes_for_a_decision(tmp_path: Path):
+    """At every byte of the file: it is refused, or what is read is right."""
+
     async def scenario() -> None:
-        await written(tmp_path, [examples.saved(step=1)], [examples.moved(2)])
-        log = tmp_path / "log"
-        log.write_bytes(log.read_bytes()[:-3])
-        opened = await written(tmp_path, [examples.moved(2)])
-        assert examples.step_of(opened) == 1
-        assert examples.step_of(await written(tmp_path)) == 2
+        await written(tmp_path, [examples.saved()], [examples.moved(1)])
+        file = tmp_path / FILE
+        whole = file.read_bytes()
+        right = (await written(tmp_path)).jobs
+        refused = 0
+        used = [at for at in range(0, len(whole), 5) if any(whole[at : at + 5])]
+        for at in used[:: max(1, len(used) // 150)]:
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << at % 8
+            file.write_bytes(damaged)
+            try:
+                assert (await written(tmp_path)).jobs == right
+            except StoreDamaged:
+                refused += 1
+        assert refused > 20
 
     run(scenario)
 
 
-# ---- how it stays short ----
+@pytest.mark.parametrize("lost", [1, 100, 3000, 5000])
+def test_a_torn_end_is_cut_off(tmp_path: Path, lost: int):
+    """Of what a process that died had written ahead, the last append is there as a whole or not at all."""
 
-
-def test_the_log_is_rewritten_when_it_is_long(tmp_path: Path):
     async def scenario() -> None:
-        store = FileStore(tmp_path, compact_bytes=4000)
+        store = FileStore(tmp_path / "store")
         await store.open("a:1")
-        await store.append([examples.saved()])
-        sizes: list[int] = []
-        for step in range(1, 500):
-            await store.append([examples.moved(step)])
-            sizes.append((tmp_path / "log").stat().st_size)
-        assert max(sizes) < 4000
-        assert sum(after < before for before, after in itertools.pairwise(sizes)) > 5
+        for step in range(4):
+            await store.append([examples.saved(step=step), examples.saved("other", step=step)])
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")  # as if it had died here
         await store.close()
-        assert examples.step_of(await written(tmp_path)) == 499
+        ahead = tmp_path / "copy" / f"{FILE}-wal"
+        ahead.write_bytes(ahead.read_bytes()[:-lost])
+        opened = await written(tmp_path / "copy", [examples.saved(step=3)])
+        assert examples.step_of(opened) == examples.step_of(opened, "other") == (2 if lost < 4096 else 1)
+        assert examples.step_of(await written(tmp_path / "copy")) == 3
 
     run(scenario)
 
 
-def test_long_jobs_are_not_rewritten_at_every_record(tmp_path: Path):
+def test_a_folder_of_an_older_coordinator_is_refused(tmp_path: Path):
+    (tmp_path / "log").write_bytes(b"jaxft-coordinator log 1 0000000000000029\n")
+
     async def scenario() -> None:
-        store = FileStore(tmp_path, compact_bytes=1000)
-        await store.open("a:1")
-        await store.append([examples.big("llama", 5000)])
-        nodes: set[int] = set()
-        for step in range(1, 50):
-            await store.append([examples.moved(step)])
-            nodes.add((tmp_path / "log").stat().st_ino)
-        assert len(nodes) == 1
-        await store.close()
-
-    run(scenario)
-
-
-def test_a_log_that_cannot_be_rewritten_goes_on_long(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    async def scenario() -> None:
-        store = FileStore(tmp_path, compact_bytes=1000)
-        await store.open("a:1")
-        (tmp_path / "log.new").mkdir()  # in its way
-        await store.append([examples.saved()])
-        for step in range(1, 50):
-            await store.append([examples.moved(step)])
-        assert caplog.text.count("cannot compact") in range(1, 10)
-        (tmp_path / "log.new").rmdir()
-        for step in range(50, 80):
-            await store.append([examples.moved(step)])
-        assert (tmp_path / "log").stat().st_size < 2500
-        await store.close()
-        assert examples.step_of(await written(tmp_path)) == 79
+        with pytest.raises(
+            StoreDamaged, match=r"in the format of an older jaxft-coordinator.* Name another folder"
+        ):
+            await FileStore(tmp_path).open("a:1")
+        assert not (tmp_path / FILE).exists()
 
     run(scenario)
 
@@ -261,30 +266,34 @@ def test_who_does_not_lead_cannot_append(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "how", ["deleted", "replaced", "folder moved", "overwritten", "cut off", "written to"]
+    "how", ["deleted", "replaced", "folder moved", "overwritten", "cut off", "written to", "ahead deleted"]
 )
-def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path, how: str):
-    """Else it would go on writing to a file that no process finds again."""
+def test_a_file_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path, how: str):
+    """Else it would go on writing to a file that no process finds again. What is put there stays as it is."""
     folder = tmp_path / "store"
+    file = folder / FILE
 
     async def scenario() -> None:
+        await written(folder, [examples.saved("before")])
+        backup = file.read_bytes()
         store = FileStore(folder)
         await store.open("a:1")
-        backup = (folder / "log").read_bytes()
         await store.append([examples.saved()])
         match how:
             case "deleted":
-                (folder / "log").unlink()
+                file.unlink()
             case "replaced":
-                (folder / "copy").write_bytes((folder / "log").read_bytes())
-                os.replace(folder / "copy", folder / "log")
+                (folder / "copy").write_bytes(backup)
+                os.replace(folder / "copy", file)
             case "overwritten":  # by an older backup, which `cp` writes into the same file
-                (folder / "log").write_bytes(backup)
+                file.write_bytes(backup)
             case "cut off":
-                (folder / "log").write_bytes(b"")
+                file.write_bytes(b"")
             case "written to":
-                with (folder / "log").open("ab") as log:
-                    log.write(frame([examples.moved(9)]))
+                with file.open("ab") as more:
+                    more.write(bytes(4096))
+            case "ahead deleted":
+                (folder / f"{FILE}-wal").unlink()
             case _:
                 folder.rename(tmp_path / "elsewhere")
         with pytest.raises(StoreLost, match="moved, deleted, replaced or overwritten"):
@@ -292,34 +301,38 @@ def test_a_log_taken_away_under_a_running_coordinator_is_noticed(tmp_path: Path,
         assert "moved, deleted, replaced or overwritten" in await store.lost()
         assert store.leader == ""
         await store.close()
+        if how == "cut off":
+            with pytest.raises(StoreDamaged, match="it is empty"):
+                await written(folder)
+            return
+        known = {"deleted": set(), "folder moved": set(), "ahead deleted": {"before", "llama"}}
+        assert (await written(folder)).jobs.keys() == known.get(how, {"before"})
 
     run(scenario)
 
 
-def test_a_term_grows_although_the_log_is_deleted_and_the_clock_set_back(
+def test_a_term_grows_although_the_file_is_deleted_and_the_clock_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run(lambda: check_term_grows(FileStore(tmp_path), (tmp_path / "log").unlink, monkeypatch))
+    run(lambda: check_term_grows(FileStore(tmp_path), (tmp_path / FILE).unlink, monkeypatch))
 
 
-def test_a_deleted_lock_file_does_not_make_two_leaders_of_the_next_two(tmp_path: Path):
-    """The one that waits on the deleted file must not take it for the lock."""
+def test_a_deleted_lock_file_does_not_make_two_leaders(tmp_path: Path):
+    """SQLite has locked its file, too; and who waits on the deleted file must not take it for the lock."""
 
     async def scenario() -> None:
-        first, second, third = FileStore(tmp_path), FileStore(tmp_path), FileStore(tmp_path)
+        first, second = FileStore(tmp_path), FileStore(tmp_path)
         await first.open("a:1")
+        waiting = asyncio.create_task(second.open("b:1"))
+        await until(lambda: second.leader == "a:1")
         (tmp_path / "lock").unlink()
-        await second.open("b:1")  # nothing can keep it from that, but the log is its own now
-        with pytest.raises(StoreLost):
-            await first.append([examples.saved()])
-        await second.append([examples.saved(step=1)])
-        waiting = asyncio.create_task(third.open("c:1"))
+        with pytest.raises(
+            OSError, match=f"cannot .*{FILE}: database is locked.* Another process has it open"
+        ):
+            await waiting
+        await first.append([examples.saved(step=1)])
         await first.close()
-        await until(lambda: third.leader == "b:1")
-        assert not waiting.done()
-        await second.close()
-        assert examples.step_of(await waiting) == 1
-        await third.close()
+        assert examples.step_of(await written(tmp_path)) == 1
 
     run(scenario)
 
@@ -361,8 +374,8 @@ def test_a_long_wait_is_said_again_and_again(
 def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so(tmp_path: Path):
     (tmp_path / "file").touch()
     (tmp_path / "lock" / "lock").mkdir(parents=True)
-    (tmp_path / "log" / "log").mkdir(parents=True)
-    own = "Name a folder of the coordinator's own: in it, `log` and `lock` are files"
+    (tmp_path / "file-there" / FILE).mkdir(parents=True)
+    own = f"Name a folder of the coordinator's own: in it, `{FILE}` and `lock` are files"
 
     async def scenario() -> None:
         for folder, says in (
@@ -372,7 +385,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_that_says_so(tmp_path: P
             ),
             (tmp_path / ("x" * 300), "Name a folder that can be made there"),
             (tmp_path / "lock", f"cannot keep the coordinator's state in .*{own}"),
-            (tmp_path / "log", f"cannot read {tmp_path}/log/log: Is a directory.*{own}"),
+            (tmp_path / "file-there", f"cannot read {tmp_path}/file-there/{FILE}: Is a directory.*{own}"),
             (tmp_path / "file", "Name a folder, not a file"),
             (tmp_path / "file" / "state", "Name a folder, not a file"),
         ):

@@ -1,5 +1,6 @@
 """A store in a folder, and real processes that die, stop, or run out of disk."""
 
+import asyncio
 import contextlib
 import errno
 import shutil
@@ -7,25 +8,27 @@ import time
 from pathlib import Path
 
 import pytest
-from jaxft_coordinator.stores import records
-from jaxft_coordinator.stores._logfile import read
-from jaxft_protocol.coordinator.job import Moved, Saved
+from jaxft_coordinator.stores import FileStore, records
 
 from tests import patience
-from tests.stores import processes
+from tests.stores import examples, processes, scenarios
 from tests.stores.processes import PATIENCE_S, Process
 
 pytestmark = pytest.mark.processes
 
 
-def steps_in(log: Path) -> list[int]:
-    found: list[int] = []
-    for _, record in read(log):
-        if isinstance(record, Saved) and record.frontier is not None:
-            found.append(record.frontier.step)
-        if isinstance(record, Moved):
-            found.append(record.step)
-    return found
+FILE = "decisions.sqlite3"
+
+
+def step_in(folder: Path) -> int:
+    """The step that a copy of a folder remembers, whose coordinator has died; -1 if there is none."""
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    try:
+        opened = asyncio.run(scenarios.written(FileStore(copy)))
+    finally:
+        shutil.rmtree(copy)
+    return examples.step_of(opened) if opened.jobs else -1
 
 
 def until_step(process: Process, step: int) -> None:
@@ -35,27 +38,22 @@ def until_step(process: Process, step: int) -> None:
 
 @pytest.mark.long
 def test_what_was_acknowledged_survives_sigkill_in_order(tmp_path: Path):
-    """Killed at some moment of an append or a rewriting, again and again, it never forgets and never makes up."""
+    """Killed at some moment of an append, again and again, it never forgets and never makes up."""
     folder = tmp_path / "store"
     step, term = -1, 0
     with processes.members(tmp_path) as members:
         for round_number in range(8):
-            # Every other one rewrites its log at every few records.
-            process = members.start(
-                "a:1", kind="file", folder=folder, compact_bytes=(8 << 20, 2000)[round_number % 2]
-            )
+            process = members.start("a:1", kind="file", folder=folder)
             led = process.hear("leads")
             # One append may have been durable before any group received it.
             assert led["step"] in (step, step + 1), round_number
             assert led["term"] > term
             process.tell("forever")
-            until_step(process, led["step"] + 10 + 37 * round_number)
+            until_step(process, led["step"] + 10 + 137 * round_number)
             acknowledged = process.kill()
             assert acknowledged == list(range(led["step"] + 1, acknowledged[-1] + 1))
             step, term = acknowledged[-1], led["term"]
-            in_log = steps_in(folder / "log")
-            assert in_log == list(range(in_log[0], in_log[-1] + 1))
-            assert in_log[-1] in (step, step + 1)
+            assert step_in(folder) in (step, step + 1)
 
 
 def test_who_stands_by_takes_over_when_the_leader_is_killed(tmp_path: Path):
@@ -100,35 +98,24 @@ def test_who_is_frozen_still_leads(tmp_path: Path):
 # ---- no room ----
 
 
-def check_no_room(process: Process, folder: Path, code: int, says: str) -> dict[str, object]:
-    """With no room left: an append fails whole, says why, and leaves nothing behind."""
-    log = folder / "log"
-    size = log.stat().st_size
-    failed = process.ask("big 50000", "failed")
-    assert failed["errno"] == code
-    for part in (str(log), "Nothing was written", says):
-        assert part in failed["why"]
-    assert log.stat().st_size == size
-    assert not log.with_name("log.new").exists()
-    return failed
-
-
 def test_a_limit_on_the_files_size_fails_the_append_and_nothing_else(tmp_path: Path):
     folder = tmp_path / "store"
-    log = folder / "log"
     with processes.members(tmp_path) as members:
         process = members.start("a:1", kind="file", folder=folder)
         process.hear("leads")
         process.ask("one", "acknowledged")
         # The kernel writes what fits, and says no to the rest.
-        process.ask(f"limit {log.stat().st_size + 30}", "limited")
-        failed = check_no_room(process, folder, errno.EFBIG, "ulimit -f")
+        process.ask(f"limit {(folder / f'{FILE}-wal').stat().st_size + 30}", "limited")
+        failed = process.ask("big 50000", "failed")
+        assert failed["errno"] == errno.EIO
+        for part in (str(folder / FILE), "Nothing was written", "ulimit -f"):
+            assert part in failed["why"]
         assert process.ask("one", "failed")["step"] == failed["step"] == 1
         process.ask(f"limit {1 << 30}", "limited")
         assert process.ask("big 50000", "acknowledged")["step"] == 1
         assert process.ask("one", "acknowledged")["step"] == 2
         process.kill()
-        assert steps_in(log) == [0, 1, 2]
+        assert step_in(folder) == 2
 
 
 def may_mount() -> str:
@@ -141,35 +128,32 @@ def may_mount() -> str:
 
 
 def test_a_full_disk_fails_the_append_and_nothing_else(tmp_path: Path):
-    """A real one, of 64 KB, in a mount namespace of the process."""
+    """A real one, of 128 KB, in a mount namespace of the process."""
     if why := may_mount():
         pytest.skip(why)
     folder = tmp_path / "disk"
     folder.mkdir()
     # The process's own view of its folder is /proc/PID/root, from here.
-    mount = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k none "$0" && exec "$@"', str(folder))
+    mount = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=128k none "$0" && exec "$@"', str(folder))
     with processes.members(tmp_path) as members:
-        process = members.start("a:1", before=mount, kind="file", folder=folder, compact_bytes=4000)
+        process = members.start("a:1", before=mount, kind="file", folder=folder)
         process.hear("leads")
         inside = Path(f"/proc/{process.process.pid}/root{folder}")
         process.ask("one", "acknowledged")
         ballast = inside / "ballast"
         ballast.write_bytes(bytes(40 << 10))
-        size = (inside / "log").stat().st_size
-        failed = process.ask("big 50000", "failed")
+        failed = process.ask("big 90000", "failed")
         assert failed["errno"] == errno.ENOSPC
         assert "The disk is full: free some space" in failed["why"]
-        assert (inside / "log").stat().st_size == size
-        assert not (inside / "log.new").exists()
         fill(ballast)
         acknowledged = until_failed(process)
         # Its last block is full to the brim; more room, and it goes on where it stood.
         ballast.unlink()
         assert process.ask("one", "acknowledged")["step"] == acknowledged + 1
-        assert process.ask("big 20000", "acknowledged")["step"] == acknowledged + 2
-        kept = tmp_path / "log"
-        kept.write_bytes((inside / "log").read_bytes())
-        assert steps_in(kept)[-1] == acknowledged + 2
+        assert process.ask("big 5000", "acknowledged")["step"] == acknowledged + 2
+        kept = tmp_path / "kept"
+        shutil.copytree(inside, kept)
+        assert step_in(kept) == acknowledged + 2
 
 
 def fill(ballast: Path) -> None:

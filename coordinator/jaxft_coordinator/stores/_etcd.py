@@ -30,8 +30,8 @@ from jaxft_protocol.coordinator.job import Record, Saved
 from jaxft_protocol.host.tls import Pem
 
 from jaxft_coordinator.stores import records
-from jaxft_coordinator.stores._etcd_keys import jobs_in, led_in, parts, size
 from jaxft_coordinator.stores._etcd_link import EtcdFailed, Link, client_library, parsed
+from jaxft_coordinator.stores._keys import jobs_in, led_in, parts, size
 from jaxft_coordinator.stores._store import Opened, StoreDamaged, StoreLost, Wait, too_big
 
 _log = logging.getLogger("jaxft_coordinator")
@@ -156,9 +156,9 @@ class EtcdStore:
         read = [self._get("leader"), self._get("term")]
         _, (leader, term) = await self._transaction([], read, [])
         if leader:
-            self._leader = led_in(leader[0][1]).address
+            self._leader = self._led_in(leader).address
             return None
-        before = led_in(term[0][1]).term if term else 0
+        before = self._led_in(term).term if term else 0
         # From the clock, so that the term still grows if etcd was emptied; and above this process's last.
         self._led = records.Led(max(before + 1, self._led.term + 1, int(time.time())), address)
         await self._take_lease()
@@ -198,9 +198,16 @@ class EtcdStore:
             return None
         _, _, _, leader, saved, moved = answers
         self._created = leader[0][1].create_revision
-        jobs, unreadable = jobs_in([entry for _, entry in (*saved, *moved)], self._key("").decode())
+        prefix = self._key("").decode()
+        entries = ((entry.key.decode(errors="replace"), entry.value) for _, entry in (*saved, *moved))
+        jobs, unreadable = jobs_in(((key.removeprefix(prefix), value) for key, value in entries), prefix)
         self._jobs = jobs
         return Opened(self._led.term, jobs, unreadable)
+
+    @staticmethod
+    def _led_in(answer: Any) -> records.Led:
+        entry = answer[0][1]
+        return led_in(entry.value, entry.key.decode(errors="replace"))
 
     def _who_leads(self, address: str) -> str:
         if self._leader != address:
@@ -328,7 +335,7 @@ class EtcdStore:
             address = ""
             with contextlib.suppress(StoreDamaged):
                 if leader:
-                    who = led_in(leader[0][1])
+                    who = self._led_in(leader)
                     address = who.address
                     why = f"{why}, and {address} leads under term {who.term}"
             self._lose(why)

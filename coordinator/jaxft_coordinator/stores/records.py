@@ -1,8 +1,7 @@
 """Encodes and decodes the records that must survive the coordinator.
 
-A record is one line of JSON in UTF-8 without control characters, so stores may separate records with those. Bytes
-that come back from a disk or from etcd are not trusted: they become a frozen value whose every field has been
-checked, or a `RecordError` that says what is wrong.
+A record is one line of JSON in UTF-8. Bytes that come back from a disk or from etcd are not trusted: they become a
+frozen value whose every field has been checked, or a `RecordError` that says what is wrong.
 """
 
 import json
@@ -14,15 +13,8 @@ from jaxft_protocol.coordinator.bounds import MAX_NUMBER
 from jaxft_protocol.coordinator.job import Forgotten, Frontier, Holder, Moved, Record, Saved
 from jaxft_protocol.messages import GroupName, HistoryId, Incarnation, QuorumId, Step
 
-# Increase it when fields change, and keep reading older formats: a new coordinator starts on old records.
+# Increase it when fields change.
 FORMAT = 5
-# Records that need no newer format are written in this one, so that an older coordinator can take over too.
-_OLDEST_FORMAT = 1
-# Format 4 added that a job is paused, and format 5 its drains. A job without either is written without them.
-_UNPAUSED_FORMAT = 3
-# Formats 1 and 2 had the shards among the settings, and a digest as text: of 16 hexadecimal digits, empty, or this.
-_SHARDS_AS_SETTING = "shards"
-_NO_MAJORITY = "no majority"
 
 T = TypeVar("T")
 _Object = dict[str, Any]
@@ -30,15 +22,6 @@ _Object = dict[str, Any]
 
 class RecordError(ValueError):
     """The bytes are not a record, or a field of it is invalid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A record of `job` that cannot be decoded: its bytes, which are kept as they are, and why."""
-
-    job: str
-    data: bytes
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +57,6 @@ def decode(data: bytes) -> Record | Led:
     return _from_object(_mapping("a record", value))
 
 
-def decode_or_keep(data: bytes) -> Record | Led | Unreadable:
-    """Like `decode`, but return an invalid record as it is if it at least names its job.
-
-    So one job whose record a newer or faulty coordinator wrote does not keep all others from starting.
-
-    Raises:
-        RecordError: `data` does not say which job it belongs to.
-    """
-    try:
-        return decode(data)
-    except RecordError as error:
-        job = _job_in(data)
-        if job is None:
-            raise
-        return Unreadable(job, data, str(error))
-
-
-def _job_in(data: bytes) -> str | None:
-    try:
-        value = json.loads(data.decode(), parse_constant=_no_constant)
-        job = value.get("job") if isinstance(value, dict) and value.get("kind") != "led" else None
-        return None if job is None else _text("job", job)
-    except (ValueError, RecursionError):
-        return None
-
-
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not valid in JSON")
 
@@ -110,16 +67,14 @@ def _no_constant(name: str) -> NoReturn:
 def _to_object(record: Record | Led) -> _Object:
     match record:
         case Moved(job, step, quorum_id):
-            return {"v": _OLDEST_FORMAT, "kind": "moved", "job": job, "step": step, "quorum_id": quorum_id}
+            return {"v": FORMAT, "kind": "moved", "job": job, "step": step, "quorum_id": quorum_id}
         case Forgotten(job):
-            return {"v": _OLDEST_FORMAT, "kind": "forgotten", "job": job}
+            return {"v": FORMAT, "kind": "forgotten", "job": job}
         case Led(term, address):
-            return {"v": _OLDEST_FORMAT, "kind": "led", "term": term, "address": address}
+            return {"v": FORMAT, "kind": "led", "term": term, "address": address}
         case Saved():
-            asked: _Object = {"paused": record.paused, "drains": [list(each) for each in record.drains]}
-            rare = asked if record.paused or record.drains else {}
             return {
-                "v": FORMAT if rare else _UNPAUSED_FORMAT,
+                "v": FORMAT,
                 "kind": "saved",
                 "job": record.job,
                 "last_quorum_id": record.last_quorum_id,
@@ -135,7 +90,8 @@ def _to_object(record: Record | Led) -> _Object:
                 "places": record.places,
                 "finished": record.finished,
                 "idle_since": record.idle_since,
-                **rare,
+                "paused": record.paused,
+                "drains": [list(each) for each in record.drains],
             }
         case _:
             assert_never(record)
@@ -156,45 +112,6 @@ def _sorted(holders: frozenset[Holder]) -> list[list[Any]]:
     return sorted(list(holder) for holder in holders)
 
 
-# ---- from older formats ----
-
-
-def _from_older(version: int, value: _Object) -> _Object:
-    """A record of kind "saved" as it would be written now."""
-    if version == 1:
-        value = {"idle_since": None, **value}
-    if "total_shards" in value:
-        _refuse("total_shards", value["total_shards"], "which only a record of a newer format has")
-    settings, frontier = value.get("settings"), value.get("frontier")
-    shards: object = "members"
-    if isinstance(settings, dict):
-        settings = dict(cast(_Object, settings))
-        shards = settings.pop(_SHARDS_AS_SETTING, shards)
-    if isinstance(frontier, dict):
-        frontier = _older_frontier(cast(_Object, frontier))
-    return {**value, "settings": settings, "total_shards": _older_shards(shards), "frontier": frontier}
-
-
-def _older_shards(shards: object) -> int | None:
-    text = _text("settings['shards']", shards)
-    if text == "members":
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20):
-        _refuse("settings['shards']", shards, 'neither "members" nor a number')
-    return int(text)
-
-
-def _older_frontier(frontier: _Object) -> _Object:
-    text = _text("frontier.digest", frontier.get("digest", ""))
-    digest = None
-    if text not in ("", _NO_MAJORITY):
-        try:
-            digest = int(text, 16)
-        except ValueError:
-            _refuse("frontier.digest", text, "not a number in hexadecimal digits")
-    return {**frontier, "digest": digest, "disputed": text == _NO_MAJORITY}
-
-
 # ---- from JSON ----
 
 _FIELDS = {
@@ -210,21 +127,14 @@ _FIELDS = {
 
 def _from_object(value: _Object) -> Record | Led:
     version = value.get("v")
-    if type(version) is not int or not _OLDEST_FORMAT <= version <= FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise RecordError(
-            f"a record has format {version!r}, but this coordinator reads formats {_OLDEST_FORMAT} to {FORMAT}. If a "
-            "newer jaxft-coordinator wrote it, run that version"
+            f"a record has format {version!r}, but this coordinator reads format {FORMAT}. Run the jaxft-coordinator "
+            "that wrote it"
         )
     kind = value.get("kind")
     if kind == "frontier" or not isinstance(kind, str) or kind not in _FIELDS:
         raise RecordError(f"a record's kind is {kind!r:.80}, but must be moved, saved, forgotten or led")
-    if kind == "saved" and version < _UNPAUSED_FORMAT:
-        value = _from_older(version, value)
-    if kind == "saved" and version < FORMAT:
-        for name in ("drains",) if version == FORMAT - 1 else ("paused", "drains"):
-            if name in value:
-                _refuse(name, value[name], "which only a record of a newer format has")
-        value = {"paused": False, "drains": [], **value}
     _check_fields(kind, value)
     if kind == "led":
         return Led(_whole("term", value["term"]), _text("address", value["address"]))

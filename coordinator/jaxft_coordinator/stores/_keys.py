@@ -1,7 +1,11 @@
-"""The keys of a store in etcd: converts records to keys and values, and back."""
+"""The keys under which stores keep records: converts records to keys and values, and back.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+leader        who leads, or led last, and under which term
+saved/JOB     the last `Saved` of a job
+moved/JOB     the last `Moved` since then, if there is one
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 
 from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import Forgotten, Moved, Record, Saved
@@ -25,7 +29,7 @@ def parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
     """
     by_job: dict[str, dict[str, bytes | None]] = {}
     for record in new:
-        by_job[record.job] = by_job.get(record.job, {}) | _values(record)
+        by_job[record.job] = by_job.get(record.job, {}) | values_of(record)
     found: list[dict[str, bytes | None]] = []
     for values in by_job.values():
         together = size(values) + (size(found[-1]) if found else 0)
@@ -35,7 +39,8 @@ def parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
     return found
 
 
-def _values(record: Record) -> dict[str, bytes | None]:
+def values_of(record: Record) -> dict[str, bytes | None]:
+    """Return what a record changes (None: delete the key). Raises RecordError."""
     saved, moved = f"saved/{record.job}", f"moved/{record.job}"
     match record:
         case Saved():
@@ -51,49 +56,49 @@ def size(values: Mapping[str, bytes | None]) -> int:
     return sum(len(name) + len(value or b"") for name, value in values.items())
 
 
-def led_in(entry: Any) -> records.Led:
-    """Decode the leader, or the last one, from a key's value.
+def led_in(value: bytes, where: str) -> records.Led:
+    """Decode the leader, or the last one, from its value.
 
     Raises:
         StoreDamaged: the value is something else.
     """
     try:
-        led = records.decode(entry.value)
+        led = records.decode(value)
     except records.RecordError as error:
-        raise _damage(entry.key, str(error)) from error
+        raise _damage(where, str(error)) from error
     if not isinstance(led, records.Led):
-        raise _damage(entry.key, f"it is {led!r:.80}, not the record of a leader")
+        raise _damage(where, f"it is {led!r:.80}, not the record of a leader")
     return led
 
 
-def jobs_in(entries: Sequence[Any], prefix: str) -> tuple[dict[str, Saved], dict[str, str]]:
+def jobs_in(entries: Iterable[tuple[str, bytes]], where: str) -> tuple[dict[str, Saved], dict[str, str]]:
     """Return the stored jobs, and why others cannot be read.
 
     Args:
         entries: keys and values of all jobs, each `Saved` before its `Moved`.
-        prefix: the prefix of all keys.
+        where: what stands before a key in an error.
     """
     jobs: dict[str, Saved] = {}
     unreadable: dict[str, str] = {}
-    for entry in entries:
-        name = entry.key.decode(errors="replace").removeprefix(prefix).partition("/")[2]
+    for key, value in entries:
+        name = key.partition("/")[2]
         try:
-            jobs = _folded(jobs, entry, name)
+            jobs = _folded(jobs, value, name)
         except ValueError as error:
             jobs.pop(name, None)
-            unreadable.setdefault(name, str(_damage(entry.key, str(error))))
+            unreadable.setdefault(name, str(_damage(f"{where}{key}", str(error))))
     return jobs, unreadable
 
 
-def _folded(jobs: dict[str, Saved], entry: Any, name: str) -> dict[str, Saved]:
-    record = records.decode(entry.value)
+def _folded(jobs: dict[str, Saved], value: bytes, name: str) -> dict[str, Saved]:
+    record = records.decode(value)
     if isinstance(record, records.Led) or record.job != name:
         raise ValueError(f"it is {record!r:.80}, which does not belong under this key")
     return durable.fold(jobs, record)
 
 
-def _damage(key: bytes, what: str) -> StoreDamaged:
+def _damage(where: str, what: str) -> StoreDamaged:
     return StoreDamaged(
-        f"the value in etcd under {key.decode(errors='replace')!r} cannot be read: {what}. Another program or a "
-        "newer coordinator may have written it: run the newer version, or give this coordinator another etcd"
+        f"the record {where!r} cannot be read: {what}. Another program or a newer coordinator may have written it: "
+        "run the newer version, or name another store"
     )
