@@ -32,13 +32,13 @@ import pytest
 import pytest_timeout
 from hypothesis import settings as hypothesis_settings
 from jax._src import compiler
-from jaxft_coordinator.shell import _listener
+from jaxft_coordinator._cli import choose_listener
 from jaxft_protocol.host.admission import RateLimitFilter
 
 from tests import dealing, parts, patience, shared
 
 # Coordinators in tests listen as those of users do.
-_listener.choose()
+choose_listener()
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 4)

@@ -67,7 +67,10 @@ KNOWN = {
         "EtcdStore._try_to_lead",
     ): "tests/stores/test_etcd_leaders.py",
     ("coordinator/jaxft_coordinator/_serve.py", "run"): "tests/coordinator/test_failing_parts.py",
-    ("coordinator/jaxft_coordinator/shell/_jobs.py", "Jobs._lead"): "tests/coordinator/test_jobs.py",
+    (
+        "coordinator/jaxft_coordinator/shell/_leading.py",
+        "Leading._until_lost",
+    ): "tests/coordinator/test_jobs.py",
     (
         "coordinator/jaxft_coordinator/shell/_server.py",
         "Server.start",

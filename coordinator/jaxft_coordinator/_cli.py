@@ -2,14 +2,19 @@
 
 import logging
 import os
+import re
 import sys
+from importlib.metadata import version
 
 import tyro
 from jaxft_protocol.host.standard_streams import open_closed_streams, quiet_without_reader
 
 from jaxft_coordinator._arguments import Arguments, TokenArguments, emptiness_of, exposure_of, problem_of
 from jaxft_coordinator._version import __version__
-from jaxft_coordinator.shell import _listener
+
+_OLDER_LISTENER = "-event_engine_listener"
+# A version that no longer knows it would complain, so only those up to the newest one that was measured get it.
+_MEASURED = (1, 85)
 
 
 def main() -> None:
@@ -35,13 +40,25 @@ def _run() -> None:
         level=arguments.log_level.upper(), format="%(asctime)s [jaxft coordinator] %(message)s"
     )
 
-    _listener.choose()
+    choose_listener()
     # For the names of etcd's members. gRPC's own resolver asks a name server even for what /etc/hosts knows.
     os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 
     from jaxft_coordinator._serve import run
 
     run(arguments)
+
+
+def choose_listener() -> None:
+    """Have this process listen with gRPC's older listener, if the user has not chosen.
+
+    Call this before gRPC is imported. The newer one passes each message through a pool of threads. The older one
+    wakes the thread that waits for all of them: 93 instead of 150 µs for a message and its answer if they come one by
+    one, 78 instead of 105 in a burst (1,000 streams, grpcio 1.85, CPU time of the server).
+    """
+    known = re.match(r"(\d+)\.(\d+)", version("grpcio"))
+    if known is not None and (int(known[1]), int(known[2])) <= _MEASURED:
+        os.environ.setdefault("GRPC_EXPERIMENTS", _OLDER_LISTENER)
 
 
 def _print_token(arguments: TokenArguments) -> None:

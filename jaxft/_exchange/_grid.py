@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jaxft_protocol.rows import LEAST_MEMBERS
+from jaxft_protocol.coordinator.assign import LEAST_MEMBERS
 
 from jaxft._arrays._layout import Layout
 from jaxft._exchange import _plan

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from jaxft_coordinator import _cli
 from jaxft_coordinator._arguments import Arguments, emptiness_of, problem_of
 from jaxft_coordinator._cli import main
-from jaxft_coordinator.shell import _listener, limits
+from jaxft_coordinator.shell import limits
 from jaxft_protocol import wire
 from jaxft_protocol.messages import GroupName, Hello, Incarnation, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb
@@ -325,19 +326,19 @@ def run_here(
 
 def test_the_listener_is_chosen_once_and_left_to_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
-    monkeypatch.setattr(_listener, "version", lambda name: "1.85.3")
-    _listener.choose()
+    monkeypatch.setattr(_cli, "version", lambda name: "1.85.3")
+    _cli.choose_listener()
     assert os.environ["GRPC_EXPERIMENTS"] == "-event_engine_listener"
     monkeypatch.setenv("GRPC_EXPERIMENTS", "tcp_frame_size_tuning")
-    _listener.choose()
+    _cli.choose_listener()
     assert os.environ["GRPC_EXPERIMENTS"] == "tcp_frame_size_tuning"
 
 
 def test_a_grpc_that_was_not_measured_keeps_its_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRPC_EXPERIMENTS", raising=False)
     for unknown in ("1.86.0rc1", "2.0rc1", "a fork"):
-        monkeypatch.setattr(_listener, "version", lambda name, unknown=unknown: unknown)
-        _listener.choose()
+        monkeypatch.setattr(_cli, "version", lambda name, unknown=unknown: unknown)
+        _cli.choose_listener()
         assert "GRPC_EXPERIMENTS" not in os.environ
 
 
@@ -345,15 +346,15 @@ def test_the_command_chooses_its_listener_before_grpc_is_imported() -> None:
     """Where it does not, gRPC's threads for the newer listener carry the messages."""
     program = (
         "import os, sys\n"
-        "from jaxft_coordinator import _cli, _listener\n"
-        "_listener.version = lambda name: '1.85.3'\n"
+        "from jaxft_coordinator import _cli\n"
+        "_cli.version = lambda name: '1.85.3'\n"
         "def served(arguments): print(os.environ['GRPC_EXPERIMENTS'])\n"
-        "def chosen(choose=_listener.choose):\n"
+        "def chosen(choose=_cli.choose_listener):\n"
         "    assert 'grpc' not in sys.modules\n"
         "    choose()\n"
         "    import jaxft_coordinator._serve\n"
         "    jaxft_coordinator._serve.run = served\n"
-        "_listener.choose = chosen\n"
+        "_cli.choose_listener = chosen\n"
         "sys.argv = ['jaxft-coordinator', '--bind', 'localhost:0']\n"
         "_cli.main()\n"
     )

@@ -98,7 +98,12 @@ def test_connections_to_another_port_do_not_count() -> None:
 @contextlib.contextmanager
 def coordinator(log: Path, *before: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A coordinator that looks at its connections often, and its port."""
-    program = "from jaxft_coordinator import _cli, _server\n_server._SWEEP_S = 0.02\n_cli.main()\n"
+    program = (
+        "from jaxft_coordinator import _cli\n"
+        "from jaxft_coordinator.shell import _server\n"
+        "_server._SWEEP_S = 0.02\n"
+        "_cli.main()\n"
+    )
     command = [*before, sys.executable, "-c", program, "--bind", "localhost:0"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stderr=output)

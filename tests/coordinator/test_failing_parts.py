@@ -11,6 +11,7 @@ import pytest
 from jaxft_coordinator.shell import _server
 from jaxft_coordinator.shell._connections import Connections
 from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._leading import Leading
 from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Event, Options, SessionClosed
 
@@ -37,7 +38,7 @@ async def ends(*_: object) -> None:
     pass
 
 
-PARTS = {"jobs": (Jobs, "run"), "connections": (Server, "_sweep_forever")}
+PARTS = {"jobs": (Leading, "run"), "connections": (Server, "_sweep_forever")}
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -61,7 +62,7 @@ def test_what_ends_a_part_that_never_ends_ends_the_server(
 def test_the_process_ends_with_an_error_when_its_main_task_is_cancelled() -> None:
     program = (
         "import asyncio, sys\n"
-        "from jaxft_coordinator import _cli, _server\n"
+        "from jaxft_coordinator import _cli\nfrom jaxft_coordinator.shell import _server\n"
         "real = _server.Server._run\n"
         "async def cut_short(self):\n"
         "    asyncio.get_running_loop().call_later(0.2, self.running.cancel)\n"
@@ -89,7 +90,7 @@ def test_a_disk_that_does_not_answer_is_named_and_does_not_keep_the_process(tmp_
     with log.open("wb") as output:
         process = subprocess.Popen(command, stderr=output)
     try:
-        waits = f"waiting for the disk of {tmp_path} to read and rewrite what it remembers"
+        waits = f"waiting for the disk of {tmp_path} to read what it remembers"
         patience.until(lambda: waits in log.read_text(), "what it waits for", context=log.read_text)
         process.terminate()
         assert patience.wait(process) == 1
@@ -149,7 +150,7 @@ def test_a_status_that_cannot_be_told_is_said(
     async def scenario() -> None:
         async with serving() as server:
             monkeypatch.setattr(server._health, "set", breaks)
-            server._leads()
+            server.leads()
             await patience.until_async(lambda: "could not update its health status" in caplog.text, "the log")
 
     run(scenario)

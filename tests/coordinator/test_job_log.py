@@ -26,7 +26,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 
 def flood(server: Server, job: str, lines: int) -> None:
-    server._do([Log(f"[{job}] line {number}") for number in range(lines)])
+    server.do([Log(f"[{job}] line {number}") for number in range(lines)])
 
 
 def test_a_job_that_logs_without_end_is_bounded_and_the_others_are_not(

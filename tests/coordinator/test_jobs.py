@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._leading import Leading
 from jaxft_protocol.coordinator.job import Close, Effect, Options, Received, Send, SessionClosed, SessionId
 from jaxft_protocol.messages import (
     Evicted,
@@ -29,16 +31,20 @@ class Desk:
 
     def __init__(self, store: HeldStore, tick_s: float = 3600.0, **options: float) -> None:
         self.told: list[Effect] = []
-        self.leads = asyncio.Event()
+        self.led = asyncio.Event()
         self._more = asyncio.Event()
-        self.jobs = Jobs(
-            Options(**{"min_replicas": 1, "founding_wait_s": 0.0, **options}),  # pyright: ignore[reportArgumentType]
-            store,
-            tick_s=tick_s,
-            do=self._do,
-            on_lead=self.leads.set,
-            on_stand_down=lambda reason: None,
-        )
+        known: Any = {"min_replicas": 1, "founding_wait_s": 0.0, **options}
+        self.jobs = Jobs(Options(**known), self)
+        self.leading = Leading(self.jobs, store, self, tick_s=tick_s)
+
+    def leads(self) -> None:
+        self.led.set()
+
+    def stands_down(self, reason: str) -> None:
+        pass
+
+    def sessions_of(self, job: str) -> list[SessionId]:
+        return []
 
     def say(self, session: int, message: GroupMessage) -> None:
         self.jobs.step("job", Received(SessionId(session), message))
@@ -55,7 +61,7 @@ class Desk:
             self._more.clear()
             await self._more.wait()
 
-    def _do(self, effects: Sequence[Effect]) -> None:
+    def do(self, effects: Sequence[Effect]) -> None:
         self.told += effects
         self._more.set()
 
@@ -64,10 +70,10 @@ def run(scenario: Callable[[HeldStore, Desk], Awaitable[None]], **options: float
     async def bounded() -> None:
         store = HeldStore()
         desk = Desk(store, **options)
-        leading = asyncio.create_task(desk.jobs.run("here:1"))
+        leading = asyncio.create_task(desk.leading.run("here:1"))
         try:
             async with asyncio.timeout(patience.FAR_S):
-                await desk.leads.wait()
+                await desk.led.wait()
                 await scenario(store, desk)
         finally:
             leading.cancel()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from jaxft_coordinator.shell import _jobs, limits
 from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._leading import Leading
 from jaxft_coordinator.stores import FileStore, Store, records
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
@@ -52,7 +53,7 @@ class Desk:
 
     def __init__(self, store: Store | None, *, tick_s: float = 0.01, **settings: Any) -> None:
         self.told: list[tuple[SessionId, object]] = []
-        self.leads = asyncio.Event()
+        self.led = asyncio.Event()
         self._more = asyncio.Event()
         self._sessions: dict[tuple[str, str], SessionId] = {}
         options = Options(
@@ -63,15 +64,18 @@ class Desk:
                 **settings.pop("options", {}),
             }
         )
-        self.jobs = Jobs(
-            options,
-            store,
-            tick_s=tick_s,
-            do=self.do,
-            on_lead=self.leads.set,
-            on_stand_down=lambda reason: None,
-            **settings,
-        )
+        self.jobs = Jobs(options, self, **settings)
+        self.leading = Leading(self.jobs, store, self, tick_s=tick_s)
+
+    def leads(self) -> None:
+        self.led.set()
+
+    def stands_down(self, reason: str) -> None:
+        pass
+
+    def sessions_of(self, job: str) -> list[SessionId]:
+        ended = {session for session, message in self.told if message == "closed"}
+        return [session for (of, _), session in self._sessions.items() if of == job and session not in ended]
 
     def do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -127,16 +131,16 @@ class Desk:
 @contextlib.asynccontextmanager
 async def leading(store: Store | None, **settings: Any) -> AsyncIterator[Desk]:
     desk = Desk(store, **settings)
-    running = asyncio.create_task(desk.jobs.run("here:1"))
+    running = asyncio.create_task(desk.leading.run("here:1"))
     try:
-        await desk.leads.wait()
+        await desk.led.wait()
         yield desk
         assert not running.done(), running
-        await desk.jobs.flush(30.0)
+        await desk.leading.flush(30.0)
     finally:
         running.cancel()
         await asyncio.wait([running])
-        await desk.jobs.close()
+        await desk.leading.close()
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -235,7 +239,7 @@ def test_a_group_on_whose_hello_the_coordinator_fails_hears_of_it(
     run(scenario)
 
 
-def test_what_cannot_be_told_stops_its_job(store: Store | None):
+def test_what_cannot_be_told_stops_its_job(store: Store | None, monkeypatch: pytest.MonkeyPatch):
     async def scenario() -> None:
         async with leading(store) as desk:
             do = desk.do
@@ -245,11 +249,11 @@ def test_what_cannot_be_told_stops_its_job(store: Store | None):
                     raise ValueError("it does not fit into its field")
                 do(effects)
 
-            desk.jobs._do = fails
+            monkeypatch.setattr(desk, "do", fails)
             desk.come("bad", "a")
             halted = await desk.hears("bad", "a", Halted)
             assert "to announce a decision (ValueError: it does not fit into its field)" in halted.reason
-            desk.jobs._do = do
+            monkeypatch.setattr(desk, "do", do)
             desk.come("good", "a")
             await desk.commits("good", "a")
 
@@ -267,7 +271,7 @@ def test_a_founder_that_leaves_before_the_first_quorum_stops_nobody(tmp_path: Pa
             desk.come("bad", "a", digest="one")
             desk.come("bad", "b", digest="another")
             desk.say("bad", "a", Leave(finished=True))
-            await desk.jobs.flush(30.0)
+            await desk.leading.flush(30.0)
             desk.come(other, "a", min_replicas=1)
             await desk.commits(other, "a")
 
@@ -321,6 +325,34 @@ def test_a_job_whose_record_the_store_refuses_goes_on_from_the_last_one(tmp_path
             assert again.frontier.step == 1, "what was not durable has not happened"
             desk.come("bad", "a", step=1, digest="", history=again.history)
             await desk.commits("bad", "a")
+
+    run(scenario)
+
+
+def test_a_session_whose_end_was_dropped_with_a_refused_record_is_ended(tmp_path: Path):
+    """The job has ended it already, and forgets it; else its heartbeats would be answered for ever."""
+
+    class Picky(FileStore):
+        refuses = False
+
+        async def append(self, records: Any) -> None:
+            if self.refuses:
+                raise ValueError("places is -1, not a whole number")
+            await super().append(records)
+
+    async def scenario() -> None:
+        store = Picky(tmp_path)
+        async with leading(store, options={"min_replicas": 2}) as desk:
+            for name in ("a", "b"):
+                desk.come("job", name)
+            quorum = await desk.hears("job", "a", NewQuorum)
+            store.refuses = True
+            for name in ("a", "b"):
+                desk.say("job", name, Vote(quorum.quorum_id, Step(0), ok=True))
+            assert desk.jobs.evict("job", GroupName("b"), "a test evicts it") == ""
+            for name in ("a", "b"):
+                await desk.hears("job", name, Halted)
+                assert "closed" in desk.heard("job", name)
 
     run(scenario)
 

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from jaxft_coordinator.shell._outbox import Outbox
+from jaxft_coordinator.shell._session import Outbox
 
 
 def test_what_goes_in_comes_out_in_order():

@@ -13,11 +13,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator.shell import _server, limits
+from jaxft_coordinator.shell import _server, _session, limits
 from jaxft_coordinator.shell._server import SERVICE, Server
 from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
-from jaxft_protocol.coordinator.job import GroupPhase, Options, Tick
+from jaxft_protocol.coordinator.job import GroupPhase, Options, SessionId, Tick
 from jaxft_protocol.messages import (
     AllComputed,
     Commit,
@@ -538,8 +538,8 @@ def test_a_fault_in_one_job_does_not_end_the_watch_over_the_others(monkeypatch: 
 
 def test_a_group_that_reads_nothing_is_cut_off():
     async def scenario() -> None:
-        session = _server._Session(1)
-        for _ in range(_server.MAX_OUTBOX_MESSAGES):
+        session = _session.GroupSession(SessionId(1))
+        for _ in range(_session.MAX_OUTBOX_MESSAGES):
             session.put(pb.CoordinatorMessage())
         assert not session.closed
         session.put(pb.CoordinatorMessage())

@@ -17,7 +17,7 @@ from jaxft_protocol.names import one_line
 from jaxft_coordinator.http._views import who_leads
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
-from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_coordinator.shell._server import Server
 
 _log = logging.getLogger("jaxft_coordinator.audit")
 # Those without a token must not be able to fill the disk.
@@ -41,13 +41,14 @@ class Actions:
     """Carries out actions for those who hold a job's token, or the operator's.
 
     Args:
-        jobs: where they take effect.
+        server: where they take effect.
         observer: whose events show them.
         secret: the coordinator's secret, from which the tokens derive; None: actions are off.
     """
 
-    def __init__(self, jobs: Jobs, observer: Observer, secret: bytes | None) -> None:
-        self._jobs = jobs
+    def __init__(self, server: Server, observer: Observer, secret: bytes | None) -> None:
+        self._server = server
+        self._jobs = server.jobs
         self._observer = observer
         self._secret = secret
 
@@ -85,7 +86,7 @@ class Actions:
             outcome = Outcome(400, f"{action} is for a whole job: leave out the group, {group[:200]!r}")
         elif not group and action in GROUP_ACTIONS:
             outcome = Outcome(400, f"{action} is for one group of job {job[:200]!r}: name it")
-        elif elsewhere := who_leads(self._jobs):
+        elif elsewhere := who_leads(self._server):
             outcome = Outcome(503, elsewhere)
         else:
             outcome = self._carry_out(action, job, GroupName(group), one_line(why[:MAX_REASON_LENGTH]))

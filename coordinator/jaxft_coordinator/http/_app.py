@@ -70,7 +70,7 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
 
     async def job(request: Request) -> Response:
         name = request.path_params["job"]
-        if elsewhere := _views.who_leads(server.jobs):
+        if elsewhere := _views.who_leads(server):
             return _problem(503, elsewhere)
         watched = observer.jobs.get(name)
         if watched is None or watched.job is None:

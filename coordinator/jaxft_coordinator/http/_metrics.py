@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 from jaxft_coordinator._version import __version__
 from jaxft_coordinator.http import _views
 from jaxft_coordinator.observe._goodput import Standing
-from jaxft_coordinator.observe._histogram import Histogram
-from jaxft_coordinator.observe._watched import DEPARTURES, RETRIED, WatchedJob
+from jaxft_coordinator.observe._watched import DEPARTURES, RETRIED, Histogram, WatchedJob
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell._server import Server
 

@@ -23,7 +23,7 @@ def coordinator(server: Server) -> Json:
     return {
         "version": __version__,
         "role": role(server),
-        "leader": jobs.leader,
+        "leader": server.leader,
         "term": jobs.term,
         "jobs": len(jobs),
         "groups": groups,
@@ -36,15 +36,15 @@ def role(server: Server) -> str:
     """Return "leader", "standby", or "starting" if it neither leads nor knows which coordinator does."""
     if server.jobs.leading:
         return "leader"
-    return "standby" if server.jobs.leader else "starting"
+    return "standby" if server.leader else "starting"
 
 
-def who_leads(jobs: Jobs) -> str:
+def who_leads(server: Server) -> str:
     """Return which coordinator to ask instead of this one; "" if this one leads."""
-    if jobs.leading:
+    if server.jobs.leading:
         return ""
-    if jobs.leader:
-        return f"this coordinator stands by, and {jobs.leader} leads: ask the HTTP port of that one"
+    if server.leader:
+        return f"this coordinator stands by, and {server.leader} leads: ask the HTTP port of that one"
     return (
         "this coordinator does not lead yet, and knows of no other that does: its log says what it waits for"
     )

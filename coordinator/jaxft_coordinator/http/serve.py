@@ -64,7 +64,7 @@ class HttpPort:
         self._bind = bind
         self._observer = observer
         self._streams = Streams(observer, Snapshots(observer, server.jobs))
-        app = make_app(server, observer, Actions(server.jobs, observer, secret), self._streams)
+        app = make_app(server, observer, Actions(server, observer, secret), self._streams)
         config = uvicorn.Config(
             app,
             log_config=None,

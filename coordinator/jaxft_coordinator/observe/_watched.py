@@ -1,6 +1,7 @@
 """What is kept about one job for people."""
 
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from jaxft_protocol.messages import GroupName, Sample
 from jaxft_coordinator.observe._goodput import Account, Standing
 from jaxft_coordinator.observe._group_goodput import GroupAccount, spends
 from jaxft_coordinator.observe._happened import Happened
-from jaxft_coordinator.observe._histogram import Histogram
 
+# Bounds of histograms: from a step over loopback to a heal of many gigabytes.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 # Events of a job that a page which is opened later can still show.
 KEPT_EVENTS = 300
 # Points of the curve of step rate and reported values: ten minutes, at one point a second.
@@ -202,3 +204,24 @@ def _standing(job: Job) -> Standing:
     if job.paused:
         return Standing.PAUSED
     return Standing.WAITING if job.last_quorum_id else Standing.STARTING
+
+
+class Histogram:
+    """Counts values, in seconds, by upper bound."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, as often as said."""
+        self.counts[bisect_left(SECONDS, value)] += times
+        self.sum += value * times
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return how many values are at most each bound, as Prometheus writes it."""
+        total, found = 0, list[tuple[str, float]]()
+        for bound, count in zip((*map(str, SECONDS), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, total))
+        return found

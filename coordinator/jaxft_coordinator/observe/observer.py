@@ -16,8 +16,7 @@ from jaxft_protocol.host.admission import RateLimitFilter
 from jaxft_protocol.messages import GroupName, Heartbeat, Sample, Vote
 
 from jaxft_coordinator.observe._happened import Happened, happened
-from jaxft_coordinator.observe._histogram import Histogram
-from jaxft_coordinator.observe._watched import WatchedJob
+from jaxft_coordinator.observe._watched import Histogram, WatchedJob
 
 _log = logging.getLogger("jaxft_coordinator.observe")
 _log.addFilter(RateLimitFilter())

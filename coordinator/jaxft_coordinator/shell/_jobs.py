@@ -1,22 +1,20 @@
 """All jobs of a coordinator while it leads: steps the pure state machine, and runs its effects in order.
 
 One asyncio loop owns every job, so there is no lock. With a store, effects wait until the durable part of a decision
-is written (`_journal.py`), and leading ends when another coordinator has taken over the store. Without a store the
-coordinator always leads, and forgets everything when it dies: its groups then found their jobs again on the states
-that they hold.
+is written (`_journal.py`).
 
 Jobs are isolated from each other. A failure while one of them handles an event (an error in the machine, a record
 that the store refuses, a message that cannot be encoded) stops that job: its groups get a message, and it resumes
 from its last record when they come back. A failure caused by one session ends that session.
 """
 
-import asyncio
 import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from jaxft_protocol.coordinator import durable, machine
 from jaxft_protocol.coordinator.job import (
@@ -42,7 +40,7 @@ from jaxft_protocol.messages import Evicted, GroupName, Halted, HaltKind, HealId
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell import limits
 from jaxft_coordinator.shell._journal import Journal
-from jaxft_coordinator.stores import Opened, Store, StoreLost
+from jaxft_coordinator.stores import Opened
 
 _log = logging.getLogger("jaxft_coordinator")
 
@@ -52,40 +50,45 @@ _FORGET_EVERY_S = 10.0
 _LIFE_BITS = 31
 
 
+class Streams(Protocol):
+    """The streams to all groups."""
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        """Run the effects of an event, all but `Persist`."""
+
+    def sessions_of(self, job: str) -> Sequence[SessionId]:
+        """Return the sessions of a job that have not ended."""
+        ...
+
+    def leads(self) -> None:
+        """This coordinator starts to lead."""
+
+    def stands_down(self, reason: str) -> None:
+        """It no longer leads; later events are ignored."""
+
+
 class Jobs:
     """Steps jobs by name.
 
     Args:
         options: the options of all jobs.
-        store: where to keep what must survive a restart; None keeps nothing.
-        tick_s: how often to check for silent groups.
+        streams: where decisions are announced.
         forget_after_s: how long a job that finished, or never committed a step, is remembered after its last group
             has left.
-        do: runs the effects of an event, all but `Persist`.
-        on_lead: called when this coordinator starts to lead.
-        on_stand_down: called with the reason when it no longer leads; later events are ignored.
         observer: sees what is announced; None: nothing is observed.
     """
 
     def __init__(
         self,
         options: Options,
-        store: Store | None,
+        streams: Streams,
         *,
-        tick_s: float,
         forget_after_s: float = limits.FORGET_AFTER_S,
-        do: Callable[[Sequence[Effect]], None],
-        on_lead: Callable[[], None],
-        on_stand_down: Callable[[str], None],
         observer: Observer | None = None,
     ) -> None:
         self._options = options
-        self._store = store
-        self._tick_s = tick_s
+        self._streams = streams
         self._forget_after_s = forget_after_s
-        self._do = do
-        self._on_lead = on_lead
-        self._on_stand_down = on_stand_down
         self._observer = observer
         self._jobs: dict[str, Job] = {}
         # When the last message for a job came on each session.
@@ -98,11 +101,6 @@ class Jobs:
         self._ran_s = time.monotonic()  # when anything was last done
         self._stopped: set[str] = set()  # jobs that have failed, until a group joins
         self.leading = False
-
-    @property
-    def leader(self) -> str:
-        """The address of the coordinator that leads, as far as is known; "" if none does."""
-        return "" if self._store is None else self._store.leader
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -146,43 +144,45 @@ class Jobs:
             f"this coordinator serves {limits.MAX_JOBS} jobs, its limit: start another one for job {name!r}"
         )
 
-    async def run(self, address: str) -> None:
-        """Wait to lead, then lead, and start over when another has taken over; until cancelled.
-
-        Raises:
-            Exception: the store cannot be read.
-        """
-        if self._store is None:
-            # From the clock, so that terms grow over restarts that remember nothing; if the clock is behind, terms
-            # are learned from the groups (`core/terms.py`).
-            self._begin(Opened(int(time.time())))
-            await self._tick_forever()
-            return
-        while True:
-            self._begin(await self._store.open(address))
-            _log.info(
-                "leads as %s, under term %d, with %d jobs", address, self._options.term, len(self._jobs)
-            )
-            reason = await self._lead(self._store)
-            self.stand_down()
-            self._jobs.clear()
-            _log.warning("no longer leads: %s", reason)
-            self._on_stand_down(reason)
+    def begin(self, opened: Opened, journal: Journal | None) -> None:
+        """Lead the jobs that the store remembers. `journal`: where decisions are written; None: nowhere."""
+        stored = journal is not None
+        life = opened.term if stored else secrets.randbits(_LIFE_BITS)
+        heals_from = HealId(life << durable.HEALS_PER_LIFE_BITS)
+        self._options = replace(self._options, term=opened.term, durable=stored, heals_from=heals_from)
+        self._jobs = _restored(opened, self._options)
+        self._unreadable = dict(opened.unreadable)
+        for name in self._unreadable:
+            _log.warning("%s", self.refusal(name))
+        self._journal = journal
+        self._stopped.clear()
+        self._heard_s.clear()
+        self._ran_s = time.monotonic()
+        self.leading = True
+        if self._observer is not None:
+            self._observer.leads(opened.term)
+            for job in self._jobs.values():
+                self._observer.saw(job, None, (), time.monotonic())
 
     def stand_down(self) -> None:
         """Ignore all further events: what arrives while the coordinator stops must change no job."""
         self.leading = False
 
-    async def flush(self, timeout_s: float) -> None:
-        """Wait until pending decisions are durable and announced; `run` must still be running."""
-        if self._journal is not None:
-            await self._journal.flush(timeout_s)
-
-    async def close(self) -> None:
-        """Let another coordinator lead. Call this after `run` has ended."""
-        if self._store is not None:
-            await self._store.close()
+    def clear(self) -> None:
+        """Forget all jobs: another coordinator leads them."""
         self._jobs.clear()
+
+    def tick(self) -> None:
+        """Look for silent groups, and for jobs to forget."""
+        self._note_run()
+        unix_s = int(time.time())
+        for name, job in list(self._jobs.items()):
+            idle = job.idle_since is not None and job.restored_s is None and not job.groups
+            if not (idle or name in self._stopped or self._is_blocked(name)):
+                self.step(name, Tick(self._heard_s, unix_s))
+        if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
+            self._forgot_s = time.monotonic()
+            self._forget_the_old(unix_s)
 
     def step(self, name: str, event: Event) -> None:
         """Apply `event` to a job. A job starts with its first Hello.
@@ -267,26 +267,6 @@ class Jobs:
 
     # ---- jobs start, fail, and are forgotten ----
 
-    def _begin(self, opened: Opened) -> None:
-        stored = self._store is not None
-        life = opened.term if stored else secrets.randbits(_LIFE_BITS)
-        heals_from = HealId(life << durable.HEALS_PER_LIFE_BITS)
-        self._options = replace(self._options, term=opened.term, durable=stored, heals_from=heals_from)
-        self._jobs = _restored(opened, self._options)
-        self._unreadable = dict(opened.unreadable)
-        for name in self._unreadable:
-            _log.warning("%s", self.refusal(name))
-        self._journal = None if self._store is None else Journal(self._store, opened.jobs, self._refused)
-        self._stopped.clear()
-        self._heard_s.clear()
-        self._ran_s = time.monotonic()
-        self.leading = True
-        if self._observer is not None:
-            self._observer.leads(opened.term)
-            for job in self._jobs.values():
-                self._observer.saw(job, None, (), time.monotonic())
-        self._on_lead()
-
     def _started(self, name: str) -> Job:
         """Return a new job, forgetting an old one if there are too many."""
         if len(self._jobs) >= limits.MAX_JOBS:
@@ -297,8 +277,7 @@ class Jobs:
                 )
         return durable.new(name, self._options)
 
-    def _forget_the_old(self) -> None:
-        unix_s = int(time.time())
+    def _forget_the_old(self, unix_s: int) -> None:
         for job in list(self._jobs.values()):
             if durable.may_forget(job, unix_s, self._forget_after_s):
                 self._forget(job, f"its last group left {unix_s - (job.idle_since or 0)} s ago")
@@ -316,12 +295,10 @@ class Jobs:
 
     def _fail(self, job: Job, event: Event, error: Exception) -> None:
         """Stop a job that raised an error. `job` is its state before the event."""
-        said = (event.session,) if isinstance(event, Received) else ()
-        self._stop(
-            job, durable.begun_again(job, time.monotonic()), f"to handle a {_named(event)}", error, *said
-        )
+        again = durable.begun_again(job, time.monotonic())
+        self._stop(job, again, f"to handle a {_named(event)}", error)
 
-    def _refused(self, name: str, error: Exception) -> None:
+    def refused(self, name: str, error: Exception) -> None:
         """The store refuses a job's record: go back to the job's last durable state."""
         job = self._jobs.get(name)
         if job is None or self._journal is None:
@@ -332,8 +309,11 @@ class Jobs:
         again = replace(before, last_heal_id=job.last_heal_id, term=job.term)
         self._stop(job, again, "to record a decision, which its store refuses", error)
 
-    def _stop(self, job: Job, again: Job, where: str, error: Exception, *sessions: SessionId) -> None:
-        """End all sessions of `job`, and these, with the reason; keep it as `again` until a group comes back."""
+    def _stop(self, job: Job, again: Job, where: str, error: Exception) -> None:
+        """End all sessions of `job` with the reason; keep it as `again` until a group comes back.
+
+        Also sessions that the job has ended already: if a record was refused, no one has told them.
+        """
         name = job.name
         self._jobs[name] = replace(again, idle_since=int(time.time()))
         self.failures[name] += 1
@@ -356,7 +336,7 @@ class Jobs:
         halted = Halted(reason, HaltKind.FAILED)
         ends = tuple(
             effect
-            for session in {*job.sessions, *sessions}
+            for session in self._streams.sessions_of(name)
             for effect in (Send(session, halted), Close(session))
         )
         self._put(name, None, lambda: self._do_last(name, ends))
@@ -386,7 +366,7 @@ class Jobs:
 
     def _do_all(self, name: str, effects: Sequence[Effect]) -> None:
         try:
-            self._do(effects)
+            self._streams.do(effects)
         except Exception as error:
             job = self._jobs.get(name)
             if job is None:
@@ -397,45 +377,11 @@ class Jobs:
 
     def _do_last(self, name: str, effects: Sequence[Effect]) -> None:
         try:
-            self._do(effects)
+            self._streams.do(effects)
         except Exception:
             _log.exception("[%s] could not be told that it stops", name)
 
-    # ---- leading ----
-
-    async def _lead(self, store: Store) -> str:
-        """Wait until this coordinator no longer leads, and return why."""
-        assert self._journal is not None
-        writing = asyncio.create_task(self._journal.run())
-        lost = asyncio.create_task(store.lost())
-        ticking = asyncio.create_task(self._tick_forever())
-        tasks = (writing, lost, ticking)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                return lost.result()
-            failed = writing if writing.done() else ticking
-            if isinstance(error := failed.exception(), StoreLost):
-                return str(error)
-            assert error is not None
-            raise error
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._tick_s)
-            self._note_run()
-            unix_s = int(time.time())
-            for name, job in list(self._jobs.items()):
-                idle = job.idle_since is not None and job.restored_s is None and not job.groups
-                if not (idle or name in self._stopped or self._is_blocked(name)):
-                    self.step(name, Tick(self._heard_s, unix_s))
-            if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
-                self._forgot_s = time.monotonic()
-                self._forget_the_old()
+    # ---- the time ----
 
     def _note_run(self) -> None:
         """Note that this process runs; if it did nothing for long, tell the jobs before they learn anything else."""

@@ -1,7 +1,7 @@
 """The coordinator's shell: gRPC streams in, the pure state machine, gRPC streams out.
 
 A stream's reader passes each message to `_handle`, which steps the job (`_jobs.py`); messages from the machine come
-back through `_do`, into the outboxes of their sessions.
+back through `do`, into the outboxes of their sessions.
 """
 
 import asyncio
@@ -11,19 +11,17 @@ import logging
 import math
 import socket
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from jaxft_protocol import names, wire
+from jaxft_protocol import wire
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
     Close,
     Effect,
-    Job,
     Log,
     Options,
     Persist,
@@ -36,30 +34,27 @@ from jaxft_protocol.host import ports
 from jaxft_protocol.host.admission import RateLimitFilter
 from jaxft_protocol.host.tls import Pem
 from jaxft_protocol.messages import (
-    Alive,
-    CoordinatorMessage,
     Evicted,
     GroupMessage,
-    GroupName,
     Heartbeat,
     Hello,
-    NewQuorum,
     Refused,
     Sample,
 )
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
-from jaxft_protocol.seals import Broken, Said, Seal
+from jaxft_protocol.seals import Broken, Said
 
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell import _services, limits
 from jaxft_coordinator.shell._admission import Admission
-from jaxft_coordinator.shell._connections import Connections, Peer, peer_of
+from jaxft_coordinator.shell._checks import names_problem, no_room
+from jaxft_coordinator.shell._connections import Connections, peer_of
 from jaxft_coordinator.shell._job_log import JobLog
 from jaxft_coordinator.shell._jobs import Jobs
-from jaxft_coordinator.shell._outbox import Outbox
-from jaxft_coordinator.stores import Store
-from jaxft_coordinator.stores._timed_store import TimedStore
+from jaxft_coordinator.shell._leading import Leading
+from jaxft_coordinator.shell._session import ALIVE, GroupSession, said
+from jaxft_coordinator.stores import Store, TimedStore
 
 _log = logging.getLogger("jaxft_coordinator")
 # What unauthenticated peers cause is logged at a limited rate, so that they cannot fill the disk. The second logger
@@ -69,10 +64,6 @@ for _logger in (_unauthenticated_log, logging.getLogger("grpc._cython.cygrpc")):
     _logger.addFilter(RateLimitFilter())
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
-# How much of a bad address an error quotes.
-MAX_QUOTED = 300
-# A quorum of a thousand groups is 60 KB; a group with this many unread messages has stopped reading.
-MAX_OUTBOX_MESSAGES = 1000
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 # The size of a vote or heartbeat without optional fields.
 _SMALL_BYTES = 40
@@ -89,50 +80,6 @@ _OPTIONS = [
     # Two coordinators on one port would each see half of a job.
     ("grpc.so_reuseport", 0),
 ]
-
-
-def _said(message: CoordinatorMessage, base: NewQuorum | None = None) -> Said:
-    return Said(wire.coordinator_to_proto(message, base))
-
-
-_ALIVE = _said(Alive())
-
-
-@dataclass(eq=False)
-class _Session:
-    id: SessionId
-    peer: Peer | None = None
-    job: str = ""
-    group: GroupName = GroupName("")
-    # For messages to the group and from it, set once it is admitted, if the job has a key.
-    seals: tuple[Seal, Seal] | None = None
-    # The last quorum on this stream: the next one is sent as the difference from it.
-    carried: NewQuorum | None = None
-    outbox: Outbox[Said | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
-    closed: bool = False
-
-    def put(self, message: Said | None) -> None:
-        """Queue `message`; None ends the stream after the messages queued so far."""
-        if self.closed:
-            return
-        if message is None:
-            self.closed = True
-        try:
-            self.outbox.put_nowait(message)
-        except asyncio.QueueFull:
-            # The group has stopped reading: drop the backlog and end the stream. It comes back as a joiner.
-            self.closed = True
-            while not self.outbox.empty():
-                self.outbox.get_nowait()
-            self.outbox.put_nowait(None)
-
-    def encoded(self, message: Said) -> bytes:
-        """The bytes to send for a message. Call it in the order of sending."""
-        return message.data if self.seals is None else self.seals[0].close(message)
-
-    def opened(self, received: bytes) -> bytes:
-        """The group's next message. Raises Broken."""
-        return received if self.seals is None else self.seals[1].open(received)
 
 
 class Server(pb_grpc.CoordinatorServicer):
@@ -172,17 +119,9 @@ class Server(pb_grpc.CoordinatorServicer):
         if observer is not None:
             options = replace(options, samples=True)
             store = None if store is None else TimedStore(store, observer.appends)
-        self._jobs = Jobs(
-            options,
-            store,
-            tick_s=quorum_tick_s,
-            forget_after_s=forget_after_s,
-            do=self._do,
-            on_lead=self._leads,
-            on_stand_down=self._stands_down,
-            observer=observer,
-        )
-        self._sessions: dict[SessionId, _Session] = {}
+        self._jobs = Jobs(options, self, forget_after_s=forget_after_s, observer=observer)
+        self._leading = Leading(self._jobs, store, self, tick_s=quorum_tick_s)
+        self._sessions: dict[SessionId, GroupSession] = {}
         self._admission = Admission(secret)
         self._job_log = JobLog()
         self._tls = tls
@@ -229,7 +168,7 @@ class Server(pb_grpc.CoordinatorServicer):
             Exception: a task ended.
         """
         parts = [
-            asyncio.create_task(self._jobs.run(self._address()), name="the task that runs all jobs"),
+            asyncio.create_task(self._leading.run(self._address()), name="the task that runs all jobs"),
             asyncio.create_task(self._sweep_forever(), name="the task that checks connections"),
         ]
         try:
@@ -258,10 +197,10 @@ class Server(pb_grpc.CoordinatorServicer):
         """When the certificate that it serves with expires, in Unix time; infinite without one, or if not known."""
         return math.inf if self._tls is None else self._tls.until_s
 
-    def _leads(self) -> None:
+    def leads(self) -> None:
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
-    def _stands_down(self, reason: str) -> None:
+    def stands_down(self, reason: str) -> None:
         if self._observer is not None:
             self._observer.stands_down(reason)
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -295,10 +234,10 @@ class Server(pb_grpc.CoordinatorServicer):
         assert self.running is not None
         await self._health.enter_graceful_shutdown()
         self._jobs.stand_down()
-        await self._jobs.flush(grace_s)
+        await self._leading.flush(grace_s)
         self.running.cancel()
         await asyncio.wait([self.running])
-        await self._jobs.close()
+        await self._leading.close()
         for session in self._sessions.values():
             session.put(None)
         await self._server.stop(grace_s)
@@ -307,9 +246,9 @@ class Server(pb_grpc.CoordinatorServicer):
         self, request_iterator: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         if not self._jobs.leading:
-            leader = f"{self._jobs.leader} leads" if self._jobs.leader else "it knows of none that leads"
+            leader = f"{self.leader} leads" if self.leader else "it knows of none that leads"
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"this coordinator stands by; {leader}")
-        session = _Session(SessionId(next(self._ids)), peer_of(context.peer()))
+        session = GroupSession(SessionId(next(self._ids)), peer_of(context.peer()))
         self._sessions[session.id] = session
         challenge, evicted = self._admission.challenge(session.id, context.peer())
         session.put(challenge)
@@ -353,7 +292,7 @@ class Server(pb_grpc.CoordinatorServicer):
                     "accept them: have a supervisor start it again"
                 )
 
-    async def _read(self, session: _Session, requests: AsyncIterator[bytes]) -> None:
+    async def _read(self, session: GroupSession, requests: AsyncIterator[bytes]) -> None:
         reason = "its connection closed"
         try:
             async with asyncio.timeout(FIRST_MESSAGE_TIMEOUT_S):
@@ -361,9 +300,9 @@ class Server(pb_grpc.CoordinatorServicer):
             if first is not None:
                 self._greet(session, wire.group_message(first))
                 async for request in requests:
-                    said = session.opened(request)
-                    small = len(said) <= _SMALL_BYTES
-                    self._handle(session, _decoded_small(said) if small else _decoded(said))
+                    data = session.opened(request)
+                    small = len(data) <= _SMALL_BYTES
+                    self._handle(session, _decoded_small(data) if small else _decoded(data))
         except TimeoutError:
             reason = f"it sent nothing for {FIRST_MESSAGE_TIMEOUT_S:.0f} s"
         except Broken as error:
@@ -373,26 +312,28 @@ class Server(pb_grpc.CoordinatorServicer):
         except (wire.WireError, machine.IllegalEvent) as error:
             reason = f"it broke the protocol: {error}"
             _unauthenticated_log.warning("session %d: %s", session.id, error)
-            session.put(_said(Evicted(reason, may_return=False)))
+            session.put(said(Evicted(reason, may_return=False)))
         except Exception:
             reason = "the coordinator failed to handle its message"
             (_log if session.job else _unauthenticated_log).exception("session %d: %s", session.id, reason)
         self._closed(session, reason)
 
-    def _greet(self, session: _Session, first: pb.GroupMessage) -> None:
+    def _greet(self, session: GroupSession, first: pb.GroupMessage) -> None:
         hello = wire.group_from_proto(first)
         if session.closed:
             return
         if not isinstance(hello, Hello):
             raise machine.IllegalEvent("the first message of a session must be Hello")
+        served = (each.job for each in self._sessions.values() if each.job)
         refusal = (
-            _names_problem(hello)
+            names_problem(hello)
             or self._admission.refusal(session.id, hello, first.hello)
-            or self._no_room(hello)
+            or self._jobs.refusal(hello.job)
+            or no_room(hello, self._jobs.get(hello.job), served)
         )
         if refusal:
             _unauthenticated_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
-            session.put(_said(Refused(refusal)))
+            session.put(said(Refused(refusal)))
             session.put(None)
             return
         session.job, session.group = hello.job, hello.group
@@ -400,31 +341,15 @@ class Server(pb_grpc.CoordinatorServicer):
         self._admission.leave(session.id)
         self._jobs.step(session.job, Received(session.id, hello))
 
-    def _no_room(self, hello: Hello) -> str:
-        """Why this coordinator cannot serve one more group, or this job; "" if it can."""
-        if self._is_full_for(hello.job):
-            return f"this coordinator serves {limits.MAX_SESSIONS} groups, its limit: start another one for this job"
-        job = self._jobs.get(hello.job)
-        if why := self._jobs.refusal(hello.job):
-            return why
-        if job is not None and hello.group not in job.groups and len(job.groups) >= limits.MAX_GROUPS_PER_JOB:
-            return (
-                f"job {hello.job!r} already has {limits.MAX_GROUPS_PER_JOB} groups, its limit: stop a group that it "
-                "does not need"
-            )
-        return "" if job is None else _too_long_addresses(hello, job)
-
-    def _is_full_for(self, job: str) -> bool:
-        """Whether there are too many groups. Then a job still gets its share, so that no other can keep it out."""
-        if len(self._sessions) - len(self._admission) < limits.MAX_SESSIONS:
-            return False
-        counts = Counter(session.job for session in self._sessions.values() if session.job)
-        return counts[job] >= limits.MAX_SESSIONS // len({*counts, job})
-
     @property
     def jobs(self) -> Jobs:
         """All jobs, while this coordinator leads."""
         return self._jobs
+
+    @property
+    def leader(self) -> str:
+        """The address of the coordinator that leads, as far as is known; "" if none does."""
+        return self._leading.leader
 
     @property
     def streams(self) -> tuple[int, int]:
@@ -432,7 +357,7 @@ class Server(pb_grpc.CoordinatorServicer):
         unauthenticated = len(self._admission)
         return len(self._sessions) - unauthenticated, unauthenticated
 
-    def _handle(self, session: _Session, message: GroupMessage | Sample) -> None:
+    def _handle(self, session: GroupSession, message: GroupMessage | Sample) -> None:
         if session.closed:
             return
         if isinstance(message, Sample):
@@ -441,15 +366,20 @@ class Server(pb_grpc.CoordinatorServicer):
             return
         self._jobs.step(session.job, Received(session.id, message))
         if isinstance(message, Heartbeat):
-            session.put(_ALIVE)
+            session.put(ALIVE)
 
-    def _closed(self, session: _Session, reason: str) -> None:
+    def _closed(self, session: GroupSession, reason: str) -> None:
         self._admission.leave(session.id)
         if self._sessions.pop(session.id, None) is None or not session.job:
             return
         self._jobs.step(session.job, SessionClosed(session.id, reason))
 
-    def _do(self, effects: Sequence[Effect]) -> None:
+    def sessions_of(self, job: str) -> Sequence[SessionId]:
+        return [
+            session.id for session in self._sessions.values() if session.job == job and not session.closed
+        ]
+
+    def do(self, effects: Sequence[Effect]) -> None:
         # A message to a thousand groups is encoded once: a thousand copies of a quorum would take seconds.
         made: dict[tuple[int, int], Said] = {}
         for effect in effects:
@@ -460,7 +390,7 @@ class Server(pb_grpc.CoordinatorServicer):
                         base = None if quorum is None else session.carried
                         key = (id(message), id(base))
                         if key not in made:
-                            made[key] = _said(message, base)
+                            made[key] = said(message, base)
                         session.put(made[key])
                         session.carried = quorum or session.carried
                 case Close(session_id):
@@ -472,7 +402,7 @@ class Server(pb_grpc.CoordinatorServicer):
                     pass  # the journal has done it
 
 
-def _reader_ended(session: _Session, reader: asyncio.Task[None]) -> None:
+def _reader_ended(session: GroupSession, reader: asyncio.Task[None]) -> None:
     """End the stream when its reader has ended."""
     session.put(None)
     if not reader.cancelled() and (error := reader.exception()) is not None:
@@ -486,39 +416,3 @@ def _decoded(data: bytes) -> GroupMessage | Sample:
 
 # Cached because all groups of a job send the same vote in a step, and the same heartbeat.
 _decoded_small = functools.lru_cache(maxsize=256)(_decoded)
-
-
-def _names_problem(hello: Hello) -> str:
-    """Why a name or address cannot be logged, or sent to all members of a quorum; "" if all can."""
-    for what, name in (("job", hello.job), ("group", hello.group)):
-        if not 0 < len(name) <= limits.MAX_NAME_LENGTH:
-            return f"the name of a {what} must have 1 to {limits.MAX_NAME_LENGTH} characters, not {len(name)}"
-        if not name.isprintable():
-            return f"the name of a {what} must have only printable characters, unlike {name!r}"
-        if problem := names.unclear(name):
-            return f"the name of a {what} {problem}"
-    if len(hello.address) > limits.MAX_ADDRESS_LENGTH or not hello.address.isprintable():
-        address = hello.address[:MAX_QUOTED]
-        return (
-            f"the address {address!r} of group {hello.group!r} must be at most {limits.MAX_ADDRESS_LENGTH} printable "
-            "characters"
-        )
-    return ""
-
-
-def _too_long_addresses(hello: Hello, job: Job) -> str:
-    """Why the addresses of a job would be too long with those of one more group; "" if they are not."""
-    others = [group.address for name, group in job.groups.items() if name != hello.group]
-    sent_bytes = (len(others) + 1) * sum(map(_most_bytes, (*others, hello.address)))
-    if sent_bytes <= limits.MAX_ADDRESSES_BYTES:
-        return ""
-    return (
-        f"each of {len(others) + 1} groups of job {job.name!r} receives the addresses of all: with group "
-        f"{hello.group!r} that is {sent_bytes >> 20} MB, and the limit is {limits.MAX_ADDRESSES_BYTES >> 20}. Have "
-        "groups announce fewer or shorter addresses (`Manager(host=...)`), or use fewer groups"
-    )
-
-
-def _most_bytes(text: str) -> int:
-    """How many bytes a text takes at most in UTF-8."""
-    return len(text) if text.isascii() else 4 * len(text)

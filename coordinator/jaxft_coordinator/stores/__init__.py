@@ -7,6 +7,6 @@ replaced finds out at its next decision, before the decision is announced.
 
 from jaxft_coordinator.stores._etcd import EtcdStore
 from jaxft_coordinator.stores._file import FileStore
-from jaxft_coordinator.stores._store import Opened, Store, StoreDamaged, StoreLost
+from jaxft_coordinator.stores._store import Opened, Store, StoreDamaged, StoreLost, TimedStore
 
-__all__ = ["EtcdStore", "FileStore", "Opened", "Store", "StoreDamaged", "StoreLost"]
+__all__ = ["EtcdStore", "FileStore", "Opened", "Store", "StoreDamaged", "StoreLost", "TimedStore"]

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from jaxft_protocol.coordinator.job import Record, Saved
 
+from jaxft_coordinator.observe._watched import Histogram
+
 _log = logging.getLogger("jaxft_coordinator")
 
 # How long a wait is before it is logged; then each time that it has doubled.
@@ -80,6 +82,37 @@ class Store(Protocol):
     async def close(self) -> None:
         """Stop leading. A standby takes over at once."""
         ...
+
+
+class TimedStore:
+    """A store whose appends are timed.
+
+    Args:
+        store: the store.
+        appends: where to count how many seconds each successful append took.
+    """
+
+    def __init__(self, store: Store, appends: Histogram) -> None:
+        self._store = store
+        self._appends = appends
+
+    @property
+    def leader(self) -> str:
+        return self._store.leader
+
+    async def open(self, address: str) -> Opened:
+        return await self._store.open(address)
+
+    async def append(self, records: Sequence[Record]) -> None:
+        began_s = time.perf_counter()
+        await self._store.append(records)
+        self._appends.observe(time.perf_counter() - began_s)
+
+    async def lost(self) -> str:
+        return await self._store.lost()
+
+    async def close(self) -> None:
+        await self._store.close()
 
 
 def too_big(size: int, limit: str, advice: str) -> OSError:

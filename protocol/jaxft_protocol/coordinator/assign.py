@@ -17,6 +17,10 @@ from collections.abc import Mapping, Sequence
 
 Shards = tuple[int, ...]
 MAX_WEIGHT = 65536
+# From so many members on, they exchange in rows and columns (`jaxft/_exchange/_grid.py`). Measured: below, the
+# additional rounds cost more than the connections that they save (docs/performance.md). All members, and the
+# coordinator, must have the same number.
+LEAST_MEMBERS = 48
 
 
 def at_boundary(total_shards: int, weights: Mapping[str, int]) -> dict[str, Shards]:

@@ -43,10 +43,10 @@ eviction on and is several times the patience, so that groups that hang cannot r
 
 from dataclasses import dataclass
 
+from jaxft_protocol.coordinator.assign import LEAST_MEMBERS
 from jaxft_protocol.coordinator.draft import Draft, names_text
 from jaxft_protocol.coordinator.job import Ballot, Group, GroupPhase, Job
 from jaxft_protocol.messages import AllComputed, GroupName, Heartbeat, NewQuorum
-from jaxft_protocol.rows import LEAST_MEMBERS
 from jaxft_protocol.values import changed
 
 STEPS_OF_PATIENCE = 8

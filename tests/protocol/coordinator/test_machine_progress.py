@@ -2,8 +2,8 @@
 
 import pytest
 from jaxft_protocol.coordinator import progress
+from jaxft_protocol.coordinator.assign import LEAST_MEMBERS
 from jaxft_protocol.messages import AllComputed, Evicted, Heartbeat, QuorumId, Step, Waiting
-from jaxft_protocol.rows import LEAST_MEMBERS
 
 from tests.protocol.coordinator.helpers import Desk, healing, members, running, shards
 
