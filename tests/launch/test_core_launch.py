@@ -79,9 +79,10 @@ def test_groups_climb_one_at_a_time() -> None:
         ((("heal", 9),), []),
         ((("heal", 9), ("replay", 9)), []),
         ((("heal", 9), ("replay", 9), ("wait", 9)), ["group-0"]),
+        ((("heal", 9), ("wait", 0)), []),
         ((("wait", 0),), []),
     ],
-    ids=["heals", "replays", "has healed", "waits"],
+    ids=["heals", "replays", "has healed", "could not heal", "waits"],
 )
 def test_a_heal_that_has_only_begun_holds_no_state(
     phases: tuple[tuple[str, int], ...], expected: list[str]

@@ -176,13 +176,15 @@ def signed(life: Life, sign: Signed, now_s: float) -> Life:
         alive_s=now_s if moved or lives else before.alive_s,
     )
     ranks = (*life.ranks[: sign.rank], rank, *life.ranks[sign.rank + 1 :])
-    heals = HEAL in life.phases or REPLAY in life.phases
+    # A heal that has failed ends in the same phases, at the step from before it.
+    fetched = [one.sign.step for one in life.ranks if one.sign and one.sign.phase in (HEAL, REPLAY)]
+    held = bool(fetched) and sign.step >= max(fetched)
     after = replace(life, ranks=ranks)
     return replace(
         after,
         step=max(life.step, sign.step),
         committed=max(life.committed, sign.committed),
-        healed=life.healed or (heals and not {HEAL, REPLAY, STRANDED, LATE} & after.phases),
+        healed=life.healed or (held and not {HEAL, REPLAY, STRANDED, LATE} & after.phases),
         has_begun=life.has_begun or sign.phase != WAIT,
     )
 
