@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .setting import Setting, earlier, faults_of, more_faults
+from .setting import QUICK_S, Setting, earlier, faults_of, more_faults
 
 _LINES = Path(__file__).with_name("seeds.txt").read_text(encoding="utf-8").splitlines()
 _SEEDS = [line.split()[0] for line in _LINES if not line.startswith("#")]
@@ -94,6 +94,34 @@ def _deaf(setting: Setting, rng: random.Random) -> Setting:
     return more_faults(setting, rng, ["deaf"])
 
 
+def _supervised(setting: Setting, rng: random.Random) -> Setting:
+    """A launcher starts groups and the coordinator, and ends what hangs; nothing comes back by itself."""
+    storm_s = rng.uniform(3.0, 8.0)
+    kinds = ["kill", "crash", "stuck", "coordinator", "raise", "ail", "wipe", "stop", "cut", "link"]
+    kinds = rng.sample(kinds, rng.randint(1, 5))
+    return replace(
+        setting,
+        supervised=True,
+        rungs=rng.random() < 0.3,
+        failure_timeout_s=6.0,
+        storm_s=storm_s,
+        faults=faults_of(rng, kinds, storm_s),
+        ranks=(),
+        early=(),
+        memoryless=False,
+        leaves_early=False,
+        die_at_end=False,
+        one_differs=False,
+        edits_otherwise="",
+        raises=False,
+        unreadable=None,
+        weighted=False,
+        brings=0,
+        slow="",
+        exchange_s=QUICK_S,
+    )
+
+
 def _drains(setting: Setting, rng: random.Random) -> Setting:
     """Groups are drained while streams break and coordinators die."""
     return more_faults(setting, rng, ["drain", "break", "coordinator"])
@@ -107,4 +135,5 @@ _CLASSES: tuple[tuple[float, Callable[[Setting, random.Random], Setting]], ...] 
     (0.08, _saving),
     (0.06, _deaf),
     (0.06, _drains),
+    (0.06, _supervised),
 )

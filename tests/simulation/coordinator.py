@@ -416,6 +416,10 @@ class Life:
 
     # ---- what the world asks ----
 
+    @property
+    def stands(self) -> bool:
+        return self.world.now_s < self._stopped_until_s
+
     def needs(self, heal_id: int, donor: Holder) -> bool:
         """Whether a group still fetches from `donor` by this heal, as far as this coordinator knows."""
         groups = self.job.groups.values()

@@ -108,7 +108,7 @@ def _raise(world: "World", fault: Fault, victim: "Process") -> str:
     """The user's code raises in the next shard; the user calls the step again, or starts the group again."""
     if victim.crew.size > 1:
         return ""  # its ranks cannot go on after that
-    ends = fault.how < 0.3
+    ends = fault.how < (0.8 if world.setting.supervised else 0.3)
     if ends and _must_live(world, victim):
         return ""
     victim.raises_next, victim.ends_next = True, ends
@@ -124,7 +124,9 @@ def _deafen(world: "World", fault: Fault, victim: "Process") -> str:
     """The thread of the session stands still alone; heartbeats, which need no lock, may go on."""
     beats = fault.how < 0.6
     seconds = 0.1 + 4.0 * fault.amount**2
-    forever = beats and fault.other < 0.2 and _can_be_done_without(world, victim)
+    forever = (
+        beats and fault.other < 0.2 and not world.setting.supervised and _can_be_done_without(world, victim)
+    )
     victim.deafen(float("inf") if forever else seconds, beats=beats)
     if forever:
         victim.stuck_at = len(world.truth.line)
@@ -135,7 +137,8 @@ def _stick(world: "World", fault: Fault, victim: "Process") -> str:
     """A training thread that never comes back, while its process lives: from now, or between a sum and its vote."""
     if not _can_be_done_without(world, victim):
         return ""
-    if fault.how < 0.5:
+    # (A launcher has no deadline for a thread that waits for other groups.)
+    if fault.how < 0.5 and not world.setting.supervised:
         victim.stick()
         return victim.name
     victim.sticks_next = True
@@ -183,6 +186,18 @@ def _flip(world: "World", fault: Fault, victim: "Process") -> str:
         return ""
     victim.flips_next = True
     return victim.name
+
+
+def _ail(world: "World", fault: Fault, victim: "Process") -> str:
+    """The launcher's check of a group, or of all, is critical for a while; or devices are gone."""
+    launcher = world.supervisor
+    if launcher is None:
+        return ""
+    names = world.setting.names if fault.how < 0.6 else (victim.name,)
+    devices = world.setting.rungs and fault.other < 0.5
+    launcher.ails(names, devices=devices)
+    world.after(0.2 + 3.0 * fault.amount, launcher.recovers)
+    return f"{', '.join(names)}{', devices' * devices} for {0.2 + 3.0 * fault.amount:.2f} s"
 
 
 def _isolate(world: "World", fault: Fault, victim: "Process") -> str:
@@ -345,6 +360,7 @@ _TO_ONE = {
     "break": _break,
     "hang": _hang,
     "deaf": _deafen,
+    "ail": _ail,
     "pause": _pause,
     "raise": _raise,
     "stop": _stop,

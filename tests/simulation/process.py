@@ -16,7 +16,7 @@ from .truth import Violation
 if TYPE_CHECKING:
     from .world import World
 
-FAILURE_TIMEOUT_S = 30.0
+SIGKILLED = -9
 _TAKES_PART = (r.Phase.WORKING, r.Phase.VOTED, r.Phase.APPLYING)
 
 
@@ -27,7 +27,7 @@ class Process(Trainer):
             "job", GroupName(name), Incarnation(incarnation), f"{name}:1", ",".join(world.hosts)
         )
         now_s = clock.now_s
-        replica = r.Replica(identity, FAILURE_TIMEOUT_S, since_s=now_s, offline_since_s=now_s)
+        replica = r.Replica(identity, world.setting.failure_timeout_s, since_s=now_s, offline_since_s=now_s)
         super().__init__(world, name, incarnation, replica, clock)
         self.crash_after: int | None = None  # so many effects
         self.stream: Stream | None = None
@@ -93,6 +93,7 @@ class Process(Trainer):
         if self.dead:
             return
         self.dead = True
+        self.exit_status = SIGKILLED
         self.crew.die(later=others_later)
         self.token += 1
         if self.world.tracing:
@@ -104,6 +105,10 @@ class Process(Trainer):
             self.world.sometimes.note("joiner died mid-heal")
         if self.pins and any(self._is_donor_of(other) for other in self.world.processes.values()):
             self.world.sometimes.note("donor died mid-heal")
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.world.now_s < self._stopped_until_s and not self._beats
 
     def stop(self, seconds: float) -> None:
         """SIGSTOP: the whole process stands still; what is sent to it waits."""
@@ -347,7 +352,9 @@ class Process(Trainer):
             world.checkpoints = [
                 checkpoint for checkpoint in world.checkpoints if checkpoint.history != others
             ]
+        status = 78 if failure.kind is r.FailureKind.JOIN_REFUSED else 75
         self.kill()
+        self.exit_status = status
         if world.processes[self.name] is self:
             world.launch(self.name)
 

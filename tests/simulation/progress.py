@@ -13,8 +13,13 @@ from typing import Any
 from .campaign import Finding, Tally
 
 _ROOT = Path(__file__).parents[2]
-# What decides how a seed ends: the cores, the records of a coordinator's store, and the simulation itself.
-_SOURCES = ("protocol/jaxft_protocol", "coordinator/jaxft_coordinator/stores", "tests/simulation")
+# What decides how a seed ends: the three cores, the records of a coordinator's store, and the simulation itself.
+_SOURCES = (
+    "protocol/jaxft_protocol",
+    "coordinator/jaxft_coordinator/stores",
+    "launcher/jaxft_launch/supervise/core",
+    "tests/simulation",
+)
 
 
 @functools.cache

@@ -31,6 +31,7 @@ WEIGHTS: dict[str, float] = {
 }
 # Of groups of several processes.
 RANK_WEIGHTS: dict[str, float] = {"rank": 4, "numb": 2}
+LAUNCHER_WEIGHTS: dict[str, float] = {"raise": 4, "ail": 3}
 
 # What a healthy group may do at any time: none is evicted for it.
 HARMLESS = "pause"
@@ -106,6 +107,9 @@ class Setting:
     ] = ()  # by how many steps the loops of groups end earlier, in the order of their names
     saving_s: float = 0.0  # to write a checkpoint, or one rank's part of it, at most
     saving_fails: float = 0.0  # how often a checkpoint cannot be written
+    supervised: bool = False  # groups and the coordinator run when a launcher starts them
+    rungs: bool = False  # which knows a ladder of two rungs for each group
+    failure_timeout_s: float = 30.0
     saves_last: bool = False  # no group ends before the job's last state is saved
 
     def weight_of(self, incarnation: int) -> int:
@@ -299,7 +303,8 @@ def faults_of(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fau
     number = min(25, 1 + int(rng.expovariate(1 / 6)))
     # Some seeds are of one kind above all: what is rare must be frequent somewhere.
     focus = rng.choice(kinds) if rng.random() < 0.3 else ""
-    weights = [(WEIGHTS | RANK_WEIGHTS).get(kind, 1.0) * (1 if kind != focus else 10) for kind in kinds]
+    often = WEIGHTS | RANK_WEIGHTS | LAUNCHER_WEIGHTS
+    weights = [often.get(kind, 1.0) * (1 if kind != focus else 10) for kind in kinds]
     faults: list[Fault] = []
     at_s = 0.0
     for index, kind in enumerate(rng.choices(kinds, weights, k=number)):

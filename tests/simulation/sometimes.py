@@ -68,6 +68,9 @@ RARE: dict[str, str] = {
     "edited otherwise": "a group that has made another edit than the others is put out, or the job halts",
     "checkpoint failed": "a checkpoint cannot be written",
     "died as it saved": "a group dies while it writes a checkpoint",
+    "restarted by the launcher": "a group runs again because a launcher has started it",
+    "leaves for its own sake": "a group climbs, or leaves as its check is critical, while another holds the state",
+    "given up": "a launcher gives up a group, or all of them, when nothing holds the job's state",
     "lost for good": "no committed state is left, not even a checkpoint",
 }
 

@@ -74,6 +74,9 @@ class Trainer:
         self._looks = False
         self._fetches: Heal | None = None  # the heal for which something is being fetched or replayed
         self._computed = _COMPUTED_NOTHING
+        self.exit_status = 0
+        self.own_step = 0  # behind the last step that it has committed itself
+        self.has_healed = False
         self.progress = 0  # grows whenever it gets on with its step
         self.away = True  # between two calls of the step
         self.away_until_s = 0.0
@@ -90,6 +93,19 @@ class Trainer:
         edits = sorted(self.edits.items())
         held = (self.root, line, sorted(self.skipped), self.flipped, *((edits,) if edits else ()))
         return zlib.crc32(repr(held).encode())
+
+    @property
+    def stands(self) -> bool:
+        """Whether its training thread stands still."""
+        return self.world.now_s < self._stands_until_s
+
+    @property
+    def joins(self) -> bool:
+        """Whether its program has come to the job."""
+        return self.replica.prepared is not None
+
+    def has_done(self, quorum_id: QuorumId, step: Step) -> bool:
+        return self._computed == (quorum_id, step)
 
     def still_holds(self, step: Step) -> bool:
         """Whether no step has overwritten that state, or is about to."""
@@ -131,12 +147,18 @@ class Trainer:
 
     def hang(self, seconds: float) -> None:
         """The training thread stands still; the session's goes on."""
+        self._tell_where()
         self._stands_until_s = max(self._stands_until_s, self.world.now_s + seconds)
 
     def stick(self) -> None:
+        self._tell_where()
         self.sticks_next = False
         self.stuck_at = len(self.world.truth.line)
         self._stands_until_s = float("inf")
+
+    def _tell_where(self) -> None:
+        if self.world.supervisor is not None:
+            self.world.supervisor.stands(self)
 
     def pause(self, seconds: float) -> None:
         """Evaluate between two calls of the step, once the next one has ended."""
@@ -422,6 +444,7 @@ class Trainer:
             if self.leaving:  # told to leave meanwhile
                 self._look_soon()
             self.leave(finished=False)
+            self.exit_status = 1
             self.world.after(0.2, self.world.launch, self.name)
         else:
             self._come_back_in_time()
@@ -491,6 +514,8 @@ class Trainer:
             self.world.flips += 1
             self.flipped, self.flips_next = self.world.flips, False
             self.flipped_at = len(self.history)
+        if type(then) is r.Applied:
+            self.own_step = len(self.history)
         self.post(then)
         if self.pauses_s and type(then) is r.Applied and not self.dead:
             self._go_away()
@@ -540,6 +565,7 @@ class Trainer:
         self.skipped = frozenset(step for step in donor.skipped if step < heal.step)
         self.edits = {step: edit for step, edit in donor.edits.items() if step < heal.step}
         self.saving.committed(None)
+        self.has_healed = True
         self.world.truth.check_state(self, heal.step)
         self._fetched(r.Healed(heal.heal_id, heal.step))
 

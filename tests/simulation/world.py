@@ -28,6 +28,7 @@ from .saving import COMMON_ROOT, OLD_ROOT, Checkpoint
 from .setting import MOST_SHARDS, QUICK_S, Fault, Setting
 from .sometimes import Sometimes
 from .stream import Cables
+from .supervisor import Supervisor
 from .trainer import Trainer
 from .truth import Truth, Violation
 
@@ -74,6 +75,7 @@ class World:
         self.begun: Checkpoint | None = None  # with which the job began, which a fresh group can make again
         self.raises_in = 1 + int(150 * random.Random(seed + (1 << 42)).random())  # events of the job
         self.flips = 0  # bits that have flipped, in any state
+        self.supervisor = Supervisor(self) if self.setting.supervised else None
         self.hosts: dict[str, Life | None] = dict.fromkeys(HOSTS)
         self.processes: dict[str, Process] = {}  # the newest of each name
         self.incarnations: dict[int, Process] = {}
@@ -102,9 +104,12 @@ class World:
             self.after(0.02, self._leave_early)
         if setting.brings:
             self.checkpoints.append(Checkpoint.from_before(setting.brings))
-        self.lead(HOSTS[0])
-        for name in setting.names:
-            self.after(self.between(0.0, setting.starts_s), self.launch, name)
+        if self.supervisor is not None:
+            self.supervisor.start()
+        else:
+            self.lead(HOSTS[0])
+            for name in setting.names:
+                self.after(self.between(0.0, setting.starts_s), self.launch, name)
         for fault in setting.faults:
             if fault.index not in self._without:
                 self.at(fault.at_s, self._strike, fault)
@@ -184,7 +189,9 @@ class World:
             self.hosts[host] = Life(self, host)
 
     def lead_if_none(self, host: str) -> None:
-        """Start a coordinator at `host` once the one that is to die is dead."""
+        """Start a coordinator at `host` once the one that is to die is dead, if nothing else does."""
+        if self.supervisor is not None:
+            return
         leader = self.leader
         if leader is None:
             self.lead(host)
@@ -192,7 +199,9 @@ class World:
             self.after(0.2, self.lead_if_none, host)
 
     def launch(self, name: str) -> None:
-        """Start a group, as soon as no process of it runs any more."""
+        """Start a group, as soon as no process of it runs any more, if nothing else does."""
+        if self.supervisor is not None:
+            return
         before = self.processes.get(name)
         if before is not None and before.over and self.target is not None:
             return
@@ -202,11 +211,12 @@ class World:
             return
         self.start(name)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str) -> Process:
         incarnation = len(self.incarnations) + 1
         process = Process(self, name, incarnation)
         self.processes[name] = self.incarnations[incarnation] = process
         process.start()
+        return process
 
     # ---- storm and calm ----
 
@@ -232,12 +242,14 @@ class World:
         for life in self.hosts.values():
             if life is not None:
                 life.recover()
+        if self.supervisor is not None:
+            self.supervisor.recovers()
         self._calm_since_s = self.now_s
         self._set_target()
 
     def _set_target(self) -> None:
         """Once all groups take part again, let them train a little and finish."""
-        if self.leader is None:
+        if self.leader is None and self.supervisor is None:
             self.lead(next(host for host, life in self.hosts.items() if life is None or life.dead))
         for name in self.setting.names:
             self.launch(name)
@@ -259,6 +271,8 @@ class World:
         if leader is None or leader.job.quorum is None:
             return False
         processes = self.processes.values()
+        if len(processes) < len(self.setting.names):
+            return False
         if any(p.dead or p.flips_next or p.leaving or p.drains or p.stuck_at is not None for p in processes):
             return False
         # One that only stands by is not compared, until it is called up.
@@ -276,7 +290,7 @@ class World:
         could go on raises in this step, a person must do it.
         """
         stuck = [p for p in self.processes.values() if p.stuck_at is not None and not p.dead]
-        if not stuck:
+        if not stuck or self.supervisor is not None:
             return
         leader = self.leader
         frontier = None if leader is None else leader.job.frontier
@@ -368,7 +382,8 @@ class World:
         )
         leader = self.leader
         waiting = "no coordinator" if leader is None else f"waiting: {leader.job.waiting!r}"
-        return f"{groups}; the job at {len(self.truth.line)}, {waiting}"
+        launcher = "" if self.supervisor is None else f"; {self.supervisor.standing()}"
+        return f"{groups}; the job at {len(self.truth.line)}, {waiting}{launcher}"
 
     def _check_end(self, target: int) -> None:
         saved = self.disk.saved

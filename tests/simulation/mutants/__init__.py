@@ -4,7 +4,19 @@
 Many are faults that others have had: TorchFT's are marked with its name.
 """
 
-from . import deciding, draining, founding, healing, later, memory, quorums, ranks, regressions, waiting
+from . import (
+    deciding,
+    draining,
+    founding,
+    healing,
+    later,
+    memory,
+    quorums,
+    ranks,
+    regressions,
+    supervising,
+    waiting,
+)
 from ._mutant import MUTANTS, Mutant
 
 __all__ = [
@@ -19,5 +31,6 @@ __all__ = [
     "quorums",
     "ranks",
     "regressions",
+    "supervising",
     "waiting",
 ]

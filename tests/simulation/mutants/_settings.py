@@ -29,3 +29,12 @@ THREE_THAT_SAVE = of(
     3, saving_s=0.2, saving_fails=0.0, saves_last=True, saves_every=1, differ=False, brings=0
 )
 ELEVEN = of(11, spares=frozenset({"group-9", "group-10"}), shards=9, min_replicas=3, starts_s=0.2, ranks=())
+
+
+def supervised(groups: int, **changes: Any) -> dict[str, Any]:
+    """So many groups that a launcher starts, and nothing else."""
+    quiet = {"unreadable": None, "raises": False, "memoryless": False, "die_at_end": False, "weighted": False}
+    timing = {"starts_s": 0.2, "brings": 0, "storm_s": 5.0, "failure_timeout_s": 6.0, "exchange_s": 0.006}
+    return of(
+        groups, supervised=True, ranks=(), slow="", careful=False, drift=0.0, **(quiet | timing | changes)
+    )
