@@ -10,12 +10,17 @@ from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._job import Job, Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
-from jaxft_launch.storm._run import run_job
-from jaxft_launch.storm._runs import conclude, run_storm
+from jaxft_launch.storm._runs import (
+    SILENCE_TIMEOUT_S,
+    conclude,
+    run_folder,
+    run_job,
+    run_storm,
+    signals_as_exit,
+)
 from jaxft_launch.storm._schedule import FIRST_STEP, Strike
-from jaxft_launch.storm._session import run_folder, signals_as_exit
 from jaxft_launch.storm._storm import Storm
-from jaxft_launch.storm._verdict import judge
+from jaxft_launch.storm._verdict import Verdict, judge
 from lab._examples import (
     EXAMPLES,
     RANK_CACHES,
@@ -27,7 +32,6 @@ from lab._examples import (
     own_flags_of,
     program_of,
 )
-from lab._live import make_display
 
 # The steps of this many kills remain after the last strike, for the last victims to return.
 TAIL_KILLS = 3
@@ -70,6 +74,18 @@ def run_chaos(
         LaunchError: it cannot run here, there is no such plan, or the coordinator does not start.
     """
     options = timed(options)
+    verdict, record = compare(options, name="jaxft chaos", example=example, coordinator=coordinator)
+    return conclude(options, verdict, record)
+
+
+def compare(
+    options: LabChaosOptions, *, name: str, example: Example | None, coordinator: tuple[str, ...]
+) -> tuple[Verdict, RunRecord]:
+    """Train under the storm and undisturbed; return the verdict, and the record of the storm. `name`: for the lines.
+
+    Raises:
+        LaunchError: as `run_chaos`.
+    """
     example = at_rate(example or EXAMPLES[options.example], options.rate)
     steps = default_steps(options.kills, example) if options.steps is None else options.steps
     strikes = plan(options, example, steps)
@@ -78,38 +94,44 @@ def run_chaos(
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     check_example(example.needs)
-    display = make_display(sys.stdout, name="jaxft chaos", every_steps=max(10, steps // PLAIN_LINES))
-    with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
-        with display, Processes(folder, cwd=ROOT) as processes:
-            flags = flags_of(example, groups=options.groups, folder=folder, nproc=options.nproc)
-            flags |= timeout_flags(options)
-            preload = (*example.needs, RANK_CACHES)
-            overlapped = {**flags, "--overlap": str(options.overlap)} if options.overlap > 1 else flags
-            program = program_of(
-                example.trainer, steps, overlapped, own_flags=own_flags, takes_orders=True, preload=preload
-            )
-            memory = folder / "coordinator"
-            started = Coordinator(processes, (*coordinator, *options.coordinator_flags(memory)))
-            display.say(
-                f"coordinator at {started.address} (pid {started.child.pid}); logs in {processes.folder}"
-            )
-            display.say(
-                f"{steps} steps of {example.module} in {options.groups} groups, {options.kills} {options.what}"
-            )
-            lasts_s = None if options.minutes is None else 60 * options.minutes
-            record = run_storm(
-                options.group_names,
-                program,
-                strikes,
-                started,
-                processes,
-                display,
-                nproc=options.nproc,
-                lasts_s=lasts_s,
-            )
-            alone = program_of(example.trainer, steps, flags, alone=True)
-            undisturbed = None if record.problems else _run_alone(alone, processes, display, options.nproc)
-    return conclude(options, judge(record, undisturbed), record)
+    display = Display(sys.stdout, name=name, every_steps=max(10, steps // PLAIN_LINES))
+    with (
+        signals_as_exit(),
+        run_folder(options.keep, name=f"{name.replace(' ', '-')}-") as folder,
+        display,
+        Processes(folder, cwd=ROOT) as processes,
+    ):
+        flags = flags_of(example, groups=options.groups, folder=folder, nproc=options.nproc)
+        flags |= timeout_flags(options)
+        overlapped = {**flags, "--overlap": str(options.overlap)} if options.overlap > 1 else flags
+        program = program_of(
+            example.trainer,
+            steps,
+            overlapped,
+            own_flags=own_flags,
+            takes_orders=True,
+            preload=(*example.needs, RANK_CACHES),
+        )
+        started = Coordinator(processes, (*coordinator, *options.coordinator_flags(folder / "coordinator")))
+        display.say(f"coordinator at {started.address} (pid {started.child.pid}); logs in {folder}")
+        display.say(
+            f"{steps} steps of {example.module} in {options.groups} groups, {options.kills} {options.what}, --seed "
+            f"{options.seed}"
+        )
+        record = run_storm(
+            options.group_names,
+            program,
+            strikes,
+            started,
+            processes,
+            display,
+            nproc=options.nproc,
+            lasts_s=None if options.minutes is None else 60 * options.minutes,
+            silence_timeout_s=options.nproc * SILENCE_TIMEOUT_S,  # every process compiles
+        )
+        alone = program_of(example.trainer, steps, flags, alone=True)
+        undisturbed = None if record.problems else _run_alone(alone, processes, display, options.nproc)
+    return judge(record, undisturbed), record
 
 
 def timed(options: LabChaosOptions) -> LabChaosOptions:

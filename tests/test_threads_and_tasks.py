@@ -48,14 +48,14 @@ KNOWN = {
     ("protocol/jaxft_protocol/host/lines.py", "_started"): "tests/protocol/test_lines.py",
     ("jaxft/_ranks/_leader.py", "Leader._hear"): "tests/ranks/test_link.py",
     ("jaxft/_supervised/_beacon.py", "Beacon.__init__"): "tests/launch/test_beacon.py",
-    ("jaxft/_supervised/_victim.py", "Doom._die_soon"): "tests/chaos/test_chaos_victim.py",
-    ("jaxft/_supervised/_victim.py", "take_orders"): "tests/chaos/test_chaos_victim.py",
-    ("launcher/jaxft_launch/storm/_network.py", "Network.__init__"): "tests/chaos/test_chaos_network.py",
+    ("jaxft/_supervised/_victim.py", "Doom._die_soon"): "tests/chaos/test_victim.py",
+    ("jaxft/_supervised/_victim.py", "take_orders"): "tests/chaos/test_victim.py",
+    ("launcher/jaxft_launch/storm/_network.py", "Network.__init__"): "tests/chaos/test_network.py",
     ("launcher/jaxft_launch/storm/_network.py", "Network._call"): "its result is awaited at once",
     (
         "launcher/jaxft_launch/storm/_network.py",
         "Network._accepter.accept",
-    ): "tests/chaos/test_chaos_network.py",
+    ): "tests/chaos/test_network.py",
     ("launcher/jaxft_launch/storm/_network.py", "Network._carry"): "a task group raises what its tasks raise",
     ("coordinator/jaxft_coordinator/stores/_file.py", "FileStore.open"): "an executor's results are awaited",
     (

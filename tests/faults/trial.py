@@ -17,8 +17,7 @@ from pathlib import Path
 
 from jaxft_launch.storm._events import StepEvent
 from jaxft_launch.storm._network import COORDINATOR, Network
-from jaxft_launch.storm._record import Fault, History
-from jaxft_launch.storm._recovery import again_s, standstill_s
+from jaxft_launch.storm._record import Fault, History, again_s, standstill_s
 from tests import patience
 from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import Switch

@@ -6,53 +6,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Self
 
 # The default number of committed steps per plain progress line.
 PLAIN_EVERY_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRow:
-    """The current state of a group."""
-
-    group: str
-    pid: int
-    launches: int
-    state: str
-    step: int = 0
-    loss: float | None = None
-    shards: tuple[int, ...] = ()
-    step_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The current state of a run."""
+    """The current state of a run. `participating`: how many of its `groups` took part in the newest step."""
 
     title: str
     step: int
     planned_steps: int | None
     loss: float | None
     participating: int
+    groups: int
     quorum_id: int | None
-    kills: int
-    planned_kills: int
-    rows: tuple[GroupRow, ...]
-
-
-class Display(Protocol):
-    """Shows a run. `say` adds a permanent line; `show` updates the progress."""
-
-    def say(self, text: str) -> None: ...
-
-    def show(self, view: View) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class PlainLines:
@@ -85,7 +55,7 @@ class PlainLines:
             self._stream.flush()
 
 
-class PlainDisplay(PlainLines):
+class Display(PlainLines):
     """A run in lines: a step's line every so many steps, and never twice."""
 
     def __init__(
@@ -116,7 +86,7 @@ def progress_line(view: View) -> str:
     # The loss of a user's program is not known.
     loss = "" if view.loss is not None and math.isnan(view.loss) else f"  loss {loss}"
     quorum = "-" if view.quorum_id is None else view.quorum_id
-    return f"step {step}{loss}  groups {view.participating}/{len(view.rows)}  quorum {quorum:>3}"
+    return f"step {step}{loss}  groups {view.participating}/{view.groups}  quorum {quorum:>3}"
 
 
 def stamp(seconds: float) -> str:

@@ -15,7 +15,6 @@ from jaxft_launch.storm._faults import Cutoff, Damage, End, FaultKind, LinkFault
 from jaxft_launch.storm._job import Job
 from jaxft_launch.storm._network import LEAST_DAMAGED_BYTES, Network, Pair
 from jaxft_launch.storm._record import Fault
-from jaxft_launch.storm._work import members_at_work
 
 # A hang that was ordered starts in the next step, or never if the group was evicted meanwhile.
 HANG_BEGINS_S = 30.0
@@ -212,7 +211,7 @@ class Corruption(Harm):
         """Whether the group has received all that might be damaged."""
         if not self._in_heal:
             return self._count_exchanges(job) >= self._exchanges + DAMAGE_WITHIN_STEPS
-        return job.current(self.group).number > self._number and self.group in members_at_work(job)
+        return job.current(self.group).number > self._number and self.group in job.members_at_work()
 
     def _count_exchanges(self, job: Job) -> int:
         return sum(event.live and len(event.members) > 1 for event in job.current(self.group).steps)

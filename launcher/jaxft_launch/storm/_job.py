@@ -262,16 +262,6 @@ class Job:
             warm.until_ready()
         return warm
 
-    def kill(self, group: str, rank: int = 0) -> Kill:
-        """Send a process of a group SIGKILL, and record when. Its group ends with it."""
-        victim = self.current(group)
-        kill = Kill(
-            group=group, rank=rank, incarnation=victim.number, t_s=time.time(), step=self.committed_step
-        )
-        victim.ranks[rank].child.kill()
-        self.note(kill)
-        return kill
-
     def note(self, kill: Kill) -> None:
         """Record the kill of a group's newest incarnation."""
         self.current(kill.group).killed = True
@@ -327,13 +317,23 @@ class Job:
                 return incarnation
         return None
 
-    def full_step_s(self) -> float | None:
-        """Return how long the last step took if every group took part in it; otherwise None."""
-        newest = [self.current(group).steps for group in self.groups]
-        for steps in newest:
-            if not steps or not steps[-1].live or set(steps[-1].members) != set(self.groups):
-                return None
-        return max(steps[-1].seconds for steps in newest)
+    def members_at_work(self) -> frozenset[str]:
+        """Return the groups whose current processes took part in the newest step."""
+        current = [self.current(group) for group in self.groups]
+        newest = max((i.steps[-1] for i in current if i.live), key=lambda event: event.step, default=None)
+        return frozenset(
+            i.group
+            for i in current
+            if newest is not None
+            and i.live
+            and i.group in newest.members
+            and i.finished is None
+            and not i.over
+        )
+
+    def others_at_work(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the groups that would still hold the state if these died."""
+        return self.members_at_work() - set(names)
 
     @property
     def kills(self) -> Sequence[Kill]:

@@ -5,11 +5,9 @@ import time
 from jaxft._supervised._phase_file import read_word, words_beside
 from jaxft_launch.processes._processes import KILLED
 from jaxft_launch.storm._display import Display
-from jaxft_launch.storm._faults import Victim
+from jaxft_launch.storm._faults import ANY, STEP_PHASES, Victim
 from jaxft_launch.storm._job import Job
-from jaxft_launch.storm._phases import ANY, STEP_PHASES
 from jaxft_launch.storm._record import Kill
-from jaxft_launch.storm._work import others_at_work
 
 
 class Death:
@@ -58,7 +56,7 @@ class Death:
     def pursue(self, job: Job) -> None:
         """Send our own signals when they are due; give up on a phase of a return that did not begin."""
         came_back = self._victim.phase not in (*STEP_PHASES, ANY) and self._incarnation.live
-        if self._kill_at_s is None and came_back and others_at_work(job, (self.group,)):
+        if self._kill_at_s is None and came_back and job.others_at_work((self.group,)):
             self._kill_at_s = time.time()
         if self._kill_at_s is not None and self._sent_s is None and time.time() >= self._kill_at_s:
             self._sent_s = time.time()

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxft_launch.processes._checks import LaunchError
-from jaxft_launch.storm._faults import FaultKind, Timeouts
-from jaxft_launch.storm._phases import PHASES
+from jaxft_launch.storm._faults import PHASES, FaultKind, Timeouts
 from jaxft_launch.storm._schedule import Strike, deal_ranks, parse_faults, plan_strikes
 
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxft_launch.storm._faults import FAULTS
-from jaxft_launch.storm._phases import PHASES, STEP_PHASES
+from jaxft_launch.storm._faults import FAULTS, PHASES, STEP_PHASES
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._verdict import FaultOutcome, Verdict
 from jaxft_launch.storm._verdict_text import (

@@ -1,27 +1,37 @@
-"""The two runs of a storm, and the final report."""
+"""The two runs of a storm, their surroundings, and the final report."""
 
 import contextlib
 import json
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from jaxft._supervised._phase_file import steps_beside
+from jaxft_launch.processes._checks import check_new_folder
 from jaxft_launch.processes._coordinator import Coordinator
 from jaxft_launch.processes._processes import Processes
-from jaxft_launch.storm._display import Display
+from jaxft_launch.storm._display import Display, View
 from jaxft_launch.storm._faults import COORDINATOR
 from jaxft_launch.storm._harms import Reach
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Incarnation, Job, Program
 from jaxft_launch.storm._network import Network
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._report import storm_json, storm_text
-from jaxft_launch.storm._run import SILENCE_TIMEOUT_S, run_job
 from jaxft_launch.storm._schedule import Strike
 from jaxft_launch.storm._storm import FIRST_RETURN_S, MOST_PACE_S, Storm
 from jaxft_launch.storm._verdict import Verdict
+
+# Also the precision of the live output; the verdict uses the groups' own times.
+POLL_S = 0.02
+# The job hangs if there is no step for this long; a cold start compiles in less.
+SILENCE_TIMEOUT_S = 180.0
 
 
 def run_storm(
@@ -82,16 +92,97 @@ def run_storm(
 
 
 def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
-    """Print the verdict and write it to the file in the options; return the exit status."""
-    sys.stdout.write("\n" + storm_text(verdict, record, seed=options.seed) + "\n")
+    """Print the verdict of a storm and write it to the file in the options; return the exit status."""
+    text = storm_text(verdict, record, seed=options.seed)
+    return report(options, verdict, text=text, result=storm_json(verdict, record, seed=options.seed))
+
+
+def report(options: StormOptions, verdict: Verdict, *, text: str, result: Mapping[str, Any]) -> int:
+    """Print a verdict and write it to the file in the options; return the exit status."""
+    sys.stdout.write(f"\n{text}\n")
     if options.keep is None and not (verdict.ok or verdict.incomplete):
         sys.stdout.write(
-            "To investigate, run the same command with --keep FOLDER, which keeps all logs and event files.\n"
+            f"To investigate, run the same command with --seed {options.seed} --keep FOLDER, which keeps all "
+            "logs and event files.\n"
         )
     if options.json is not None:
-        result = storm_json(verdict, record, seed=options.seed)
         options.json.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
     return 0 if verdict.ok else 1
+
+
+def run_job(
+    job: Job,
+    display: Display,
+    storm: Storm,
+    *,
+    title: str,
+    silence_timeout_s: float = SILENCE_TIMEOUT_S,
+    silence_advice: str = "",
+) -> RunRecord:
+    """Launch all groups, let the storm strike, and return what happened once every group has ended.
+
+    A group that fails by itself, or a job that hangs, ends the run at once. It becomes a problem in the record, and
+    the end of the failed process's log is shown; `silence_advice` follows the words about a job that hangs. A group
+    that returns once the job is over ends the run as well: the job was too short.
+    """
+    problems: list[str] = []
+    too_short = ""
+    for group in job.groups:
+        display.say(f"launched {group} (pid {job.start(group).pids})")
+    began_s = time.time()  # not before: a start waits for a warm process, on a busy machine for minutes
+    for group, problem in job.cold.items():
+        display.say(f"{group} has no warm process: {problem}")
+    while not problems:
+        job.read()
+        display.show(view_of(job, title=title))
+        storm.tell(job)
+        if failed := job.failed():
+            display.say(failed.failing.log_tail())
+            if failed.status == 0 and job.committed_step == job.program.steps:
+                too_short = (
+                    f"{failed.failing.name} returned only after the job was over; give the job more steps"
+                )
+                break
+            problems.append(failure_text(failed))
+        elif job.over:
+            break
+        elif time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_timeout_s:
+            problems.append(
+                f"the job hangs: no group reported a step for {silence_timeout_s:.0f} s{silence_advice}"
+            )
+            for group in job.groups:
+                display.say(job.current(group).child.log_tail())
+        else:
+            storm.strike(job)
+        time.sleep(POLL_S)
+    job.end()
+    storm.tell(job)
+    return job.record(planned_kills=storm.planned_kills, problems=problems, too_short=too_short)
+
+
+def view_of(job: Job, *, title: str) -> View:
+    """Return the current view of a job."""
+    current = [job.current(group) for group in job.groups]
+    newest = max(
+        (i.steps[-1] for i in current if i.steps), key=lambda event: (event.live, event.step), default=None
+    )
+    return View(
+        title=title,
+        step=job.committed_step,
+        planned_steps=job.program.steps,
+        loss=None if newest is None else newest.loss,
+        participating=0 if newest is None else len(newest.members or current),
+        groups=len(current),
+        quorum_id=None if newest is None else newest.quorum_id,
+    )
+
+
+def failure_text(failed: Incarnation) -> str:
+    """Return how a process ended that should not have."""
+    child, status = failed.failing, failed.status
+    if status == 0:
+        return f"{child.name} ended before the job was finished"
+    return f"{child.name} (pid {child.pid}) failed with exit status {status}"
 
 
 def _port_in(steps: Path) -> int | None:
@@ -102,3 +193,36 @@ def _port_in(steps: Path) -> int | None:
         return None
     entered = next((line for line in lines if line.endswith(b"\n")), None)
     return None if entered is None else json.loads(entered)["port"]
+
+
+@contextlib.contextmanager
+def run_folder(keep: Path | None, *, name: str) -> Iterator[Path]:
+    """Yield the folder for logs and event files: a new one that is kept, or a temporary one.
+
+    Raises:
+        LaunchError: `keep` exists and is not an empty folder.
+    """
+    if keep is not None:
+        check_new_folder(keep)
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix=name) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def signals_as_exit() -> Iterator[None]:
+    """Handle SIGTERM and SIGHUP like Ctrl-C: leave every `with` block, to end processes and remove files."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # While a parent's choice to ignore it is inherited, the kernel keeps no exit status: all of them would be 0.
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

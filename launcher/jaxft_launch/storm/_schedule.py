@@ -14,8 +14,17 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from jaxft_launch.processes._checks import LaunchError
-from jaxft_launch.storm._faults import FAULTS, SHIPPED, FaultKind, Timeouts, Victim, draw
-from jaxft_launch.storm._phases import ANY, PHASES, RETURN_PHASES
+from jaxft_launch.storm._faults import (
+    ANY,
+    FAULTS,
+    PHASES,
+    RETURN_PHASES,
+    SHIPPED,
+    FaultKind,
+    Timeouts,
+    Victim,
+    draw,
+)
 
 _T = TypeVar("_T")
 

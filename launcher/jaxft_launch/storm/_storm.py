@@ -21,7 +21,6 @@ from jaxft_launch.storm._harms import Corruption, Harm, Reach, begin
 from jaxft_launch.storm._job import Incarnation, Job
 from jaxft_launch.storm._kills import Death
 from jaxft_launch.storm._schedule import Strike
-from jaxft_launch.storm._work import members_at_work, others_at_work
 
 # How long a start takes until the first announced phase, before we have seen one.
 FIRST_BOOT_S = 1.0
@@ -81,7 +80,7 @@ class Storm:
 
     def tell(self, job: Job) -> None:
         """Report which groups are back, and which have finished."""
-        at_work = members_at_work(job)
+        at_work = job.members_at_work()
         for group in job.groups:
             incarnation = job.current(group)
             if group in self._away_since_s and group in at_work:
@@ -124,7 +123,7 @@ class Storm:
                 return
             job.current(harm.group).order(f"pace {self._pace_s}")
             self._away_since_s[harm.group] = harm.kill.t_s
-        elif harm.group != COORDINATOR and harm.group not in members_at_work(job):
+        elif harm.group != COORDINATOR and harm.group not in job.members_at_work():
             self._away_since_s.setdefault(harm.group, time.time())
 
     def _restart_the_fallen(self, job: Job) -> None:
@@ -192,4 +191,4 @@ def _may_fall(strike: Strike, job: Job) -> bool:
         return True
     in_time = job.committed_step >= strike.step
     killed = [victim.group for victim in strike.victims if victim.kind is FaultKind.KILL or not victim.other]
-    return in_time and members_at_work(job) >= set(hit) and bool(others_at_work(job, killed))
+    return in_time and job.members_at_work() >= set(hit) and bool(job.others_at_work(killed))

@@ -5,8 +5,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxft_launch.storm._lost import LostStep, lost_steps
-from jaxft_launch.storm._record import Fault, History, Kill, RunRecord, back_s, stall_s
-from jaxft_launch.storm._recovery import again_s, participation, standstill_s
+from jaxft_launch.storm._record import (
+    Fault,
+    History,
+    Kill,
+    RunRecord,
+    again_s,
+    back_s,
+    participation,
+    stall_s,
+    standstill_s,
+)
 
 
 @dataclass(frozen=True, slots=True)

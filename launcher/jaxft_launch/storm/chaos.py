@@ -5,6 +5,7 @@ groups under the storm; and, if the results differ, undisturbed again, to tell a
 from a storm that changed the result. An agent in the library (`_agent`) reports steps and carries out orders.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,14 +15,19 @@ from pathlib import Path
 from jaxft_launch.processes._checks import LaunchError, check_command, check_installed, check_json_file
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
 from jaxft_launch.processes._processes import Processes
-from jaxft_launch.storm._display import Display, PlainDisplay
+from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._job import Job, Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
-from jaxft_launch.storm._run import SILENCE_TIMEOUT_S, failure_text, run_job
-from jaxft_launch.storm._runs import conclude, run_storm
-from jaxft_launch.storm._session import run_folder, signals_as_exit
-from jaxft_launch.storm._sizing import few_steps_text, slowed_text
+from jaxft_launch.storm._runs import (
+    SILENCE_TIMEOUT_S,
+    conclude,
+    failure_text,
+    run_folder,
+    run_job,
+    run_storm,
+    signals_as_exit,
+)
 from jaxft_launch.storm._storm import MOST_PACE_S, Storm
 from jaxft_launch.storm._verdict import Verdict, first_difference, judge, s_per_step_of
 
@@ -75,7 +81,7 @@ def run_chaos(
         check_json_file(options.json)
         options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
-        display = PlainDisplay(sys.stdout, name="jaxft chaos")
+        display = Display(sys.stdout, name="jaxft chaos")
         with display, Processes(folder, cwd=Path.cwd()) as processes:
             runs = _Runs(options, tuple(words), coordinator, processes, display)
             record, verdict = runs.compare()
@@ -221,3 +227,26 @@ def _check_fresh(record: RunRecord) -> None:
             f"The first step of the program was {first} and not 1: it continued from a checkpoint of an earlier run. "
             "Pass it {folder} in its command: a separate folder for each run."
         )
+
+
+def few_steps_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: float) -> str:
+    """Return a warning if the steps, as long as they can be made, are over before the faults; otherwise "".
+
+    `own_s` is what a step takes undisturbed, and `most_pace_s` by how much it may be made longer.
+    """
+    longest_s = own_s + most_pace_s
+    if steps * longest_s >= lasts_s:
+        return ""
+    return (
+        f"{steps} steps are few for {lasts_s:.0f} s of faults, since each takes {own_s:.1f} s and is made "
+        f"{most_pace_s:g} s longer at most: a victim may return too late. Give the program "
+        f"{math.ceil(lasts_s / longest_s)} steps or more, or pass fewer --kills"
+    )
+
+
+def slowed_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: float, to_the_end: bool) -> str:
+    """Return for what the steps are slowed down; "" if they need not be, or if even that is not enough."""
+    if not steps * own_s < lasts_s <= steps * (own_s + most_pace_s):
+        return ""
+    what = "this lasts" if to_the_end else "the faults have"
+    return f"; steps are slowed down so that {what} {lasts_s:.0f} s"

@@ -11,7 +11,9 @@ from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.storm._faults import (
     COORDINATOR,
     FAULTS,
+    PHASES,
     SHIPPED,
+    STEP_PHASES,
     Damage,
     FaultKind,
     HangIn,
@@ -20,7 +22,6 @@ from jaxft_launch.storm._faults import (
     Victim,
     draw,
 )
-from jaxft_launch.storm._phases import PHASES, STEP_PHASES
 from jaxft_launch.storm._schedule import Strike, parse_faults, plan_strikes
 
 GROUPS = ("group-0", "group-1", "group-2")

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
-from demo_cases import disturbed, history, step_event, undisturbed, with_step, without_step
 
 from jaxft_launch.storm._lost import LostStep, lost_steps
 from jaxft_launch.storm._record import History
+from tests.chaos.cases import disturbed, history, step_event, undisturbed, with_step, without_step
 
 NAN = float("nan")
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxft._supervised._announcements import announced
 from jaxft_launch.processes._checks import LaunchError
-from jaxft_launch.storm._phases import PHASES, RETURN_PHASES
+from jaxft_launch.storm._faults import PHASES, RETURN_PHASES
 from jaxft_launch.storm._schedule import FIRST_STEP, Strike, deal_ranks, plan_strikes
 
 GROUPS = ("group-0", "group-1", "group-2")

@@ -11,6 +11,7 @@ from jaxft_launch.storm._record import History, Kill, RunRecord
 # At the start of a script, this skips `jaxft/__init__.py` and so the seconds to import JAX.
 WITHOUT_JAX = (
     "import sys, types\n"
+    f"sys.path.append({str(Path(__file__).parent)!r})\n"
     "sys.modules['jaxft'] = types.ModuleType('jaxft')\n"
     f"sys.modules['jaxft'].__path__ = [{str(Path(jaxft.__file__).parent)!r}]\n"
 )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from demo_cases import WITHOUT_JAX
 
 from jaxft_launch.processes._processes import Child, Processes
 from tests import patience
+from tests.chaos.cases import WITHOUT_JAX
 
 DEADLINE_S = 30.0
 # Prints a line, then runs until it is ended.

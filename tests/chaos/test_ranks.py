@@ -10,7 +10,7 @@ import pytest
 
 from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.processes._processes import Processes
-from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import StepEvent
 from jaxft_launch.storm._faults import FaultKind, Victim
 from jaxft_launch.storm._job import Job, Program
@@ -49,7 +49,7 @@ def commit(job: Job, step: int) -> None:
 
 def storm_of(victim: Victim) -> tuple[Storm, io.StringIO]:
     told = io.StringIO()
-    return Storm(PlainDisplay(told, name="test"), [Strike(1, (victim,))]), told
+    return Storm(Display(told, name="test"), [Strike(1, (victim,))]), told
 
 
 def until(storm: Storm, job: Job, condition: Callable[[], Any], what: str) -> None:
@@ -94,6 +94,7 @@ def test_a_rank_that_fails_of_itself_is_a_failure(job: Job, status: int, orders:
     job.current("group-1").ranks[1].child.order(orders)
     patience.until(lambda: job.failed() is not None, "the failure")
     failed = job.failed()
+    assert failed is not None
     assert failed is job.current("group-1")
     assert failed.status == status
     assert failed.failing is failed.ranks[1].child

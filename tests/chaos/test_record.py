@@ -1,9 +1,9 @@
 from dataclasses import replace
 
 import pytest
-from demo_cases import disturbed, history, step_event, with_step, without_step
 
 from jaxft_launch.storm._record import History, Kill, RunRecord, back_s, stall_s
+from tests.chaos.cases import disturbed, history, step_event, with_step, without_step
 
 KILL = Kill(group="group-1", incarnation=0, t_s=3.25, step=3)
 

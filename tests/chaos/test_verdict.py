@@ -2,11 +2,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from demo_cases import disturbed, finished, undisturbed, with_history, with_step, without_step
 
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._verdict import judge
 from jaxft_launch.storm._verdict_text import verdict_json, verdict_text
+from tests.chaos.cases import disturbed, finished, undisturbed, with_history, with_step, without_step
 
 ISSUED_KEYS = (
     "kills",

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 import pytest
 
 from jaxft_launch.storm._events import StepEvent
-from jaxft_launch.storm._record import Fault, History, RunRecord
-from jaxft_launch.storm._recovery import again_s, participation, standstill_s
+from jaxft_launch.storm._record import Fault, History, RunRecord, again_s, participation, standstill_s
 
 GROUPS = ("a", "b", "c")
 

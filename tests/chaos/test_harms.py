@@ -15,7 +15,7 @@ import pytest
 from jaxft._supervised._phase_file import Word, WordFile, words_beside
 from jaxft_launch.processes._coordinator import Coordinator
 from jaxft_launch.processes._processes import Processes
-from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import StepEvent
 from jaxft_launch.storm._faults import (
     COORDINATOR,
@@ -68,7 +68,7 @@ class Scene:
         program = Program(words=(sys.executable, "-S", "-c", GROUP), steps=1000, takes_orders=True)
         self.job = Job("storm", GROUPS, program, coordinator="nowhere:1", processes=self.processes)
         self.network = stack.enter_context(Network(GROUPS, lambda name: None))
-        self.display = PlainDisplay(io.StringIO(), name="test")
+        self.display = Display(io.StringIO(), name="test")
         for group in GROUPS:
             self.job.start(group)
 

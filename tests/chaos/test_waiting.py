@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from jaxft_launch.processes._processes import Processes
-from jaxft_launch.storm._display import PlainDisplay
+from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import FinishedEvent, StepEvent
 from jaxft_launch.storm._faults import Victim
 from jaxft_launch.storm._job import Incarnation, Job, Program
 from jaxft_launch.storm._schedule import Strike
 from jaxft_launch.storm._storm import LATE_STEPS, Storm
-from jaxft_launch.storm._work import members_at_work
 
 GROUPS = ("group-0", "group-1", "group-2")
 
@@ -60,7 +59,7 @@ def commit(job: Job, step: int, *members: str) -> None:
 
 
 def storm_of(*strikes: Strike) -> Storm:
-    return Storm(PlainDisplay(io.StringIO(), name="test"), strikes)
+    return Storm(Display(io.StringIO(), name="test"), strikes)
 
 
 def struck(job: Job) -> set[str]:
@@ -110,13 +109,13 @@ def test_it_waits_for_its_victims_and_for_somebody_else_who_holds_the_state(
 def test_who_is_dead_finished_or_not_there_in_person_is_no_member(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     commit(job, 9, *GROUPS)
-    assert members_at_work(job) == set(GROUPS)
+    assert job.members_at_work() == set(GROUPS)
     child(job, "group-0").ended = -9
-    assert members_at_work(job) == {"group-1", "group-2"}
+    assert job.members_at_work() == {"group-1", "group-2"}
     job.current("group-1").finished = FinishedEvent(t_s=0.0, step=9, digest=None)
-    assert members_at_work(job) == {"group-2"}
+    assert job.members_at_work() == {"group-2"}
     job.start("group-2")  # the quorum still names it, but this process has not taken part yet
-    assert members_at_work(job) == set()
+    assert job.members_at_work() == set()
 
 
 def test_the_next_strike_waits_for_the_death_of_the_last_victim_who_is_launched_again(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_a_death_that_nobody_ordered_is_a_failure(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to_the_end", [False, True])
 def test_steps_are_not_stretched_once_all_victims_are_back(tmp_path: Path, to_the_end: bool) -> None:
     """Unless the storm is to last for a set time."""
-    display = PlainDisplay(io.StringIO(), name="test")
+    display = Display(io.StringIO(), name="test")
     job = make_job(tmp_path)
     storm = Storm(display, (at(5, "group-1"),), lasts_s=500.0, to_the_end=to_the_end)
 

@@ -1,6 +1,6 @@
 """The words of `jaxft chaos` about the number of steps."""
 
-from jaxft_launch.storm._sizing import few_steps_text, slowed_text
+from jaxft_launch.storm.chaos import few_steps_text, slowed_text
 
 
 def said(steps: int, own_s: float, *, lasts_s: float = 80.0, to_the_end: bool = False) -> tuple[str, str]:
