@@ -1,3 +1,5 @@
+"""The event file of a group, which is read while it is written."""
+
 import json
 import math
 from pathlib import Path
@@ -8,18 +10,9 @@ import pytest
 from jaxft_launch.storm._events import EventError, EventFile, FinishedEvent, StepEvent, parse_event
 
 STEP: dict[str, Any] = {
-    "t": 1000.5,
-    "event": "step",
-    "step": 7,
-    "loss": 4.25,
-    "attempts": 2,
-    "compute_s": 0.5,
-    "exchange_s": 0.25,
-    "vote_s": 0.125,
-    "apply_s": 0.0625,
-    "shards": [0, 3, 5],
-    "quorum_id": 4,
-    "members": ["group-0", "group-2"],
+    **{"t": 1000.5, "event": "step", "step": 7, "loss": 4.25, "attempts": 2},
+    **{"compute_s": 0.5, "exchange_s": 0.25, "vote_s": 0.125, "apply_s": 0.0625},
+    **{"shards": [0, 3, 5], "quorum_id": 4, "members": ["group-0", "group-2"]},
 }
 
 
@@ -28,16 +21,13 @@ def line(**fields: Any) -> bytes:
 
 
 def test_a_step() -> None:
-    assert parse_event(line(**STEP)) == StepEvent(
-        t_s=1000.5,
-        step=7,
-        loss=4.25,
-        attempts=2,
-        seconds=0.9375,
+    event = parse_event(line(**STEP, tokens=3))
+    assert event == StepEvent(
+        **{"t_s": 1000.5, "step": 7, "loss": 4.25, "attempts": 2, "seconds": 0.9375, "quorum_id": 4},
         shards=(0, 3, 5),
-        quorum_id=4,
         members=("group-0", "group-2"),
     )
+    assert parse_event(line(t=2.0, event="quorum_changed", quorum_id=8)) is None
 
 
 def test_a_group_that_caught_up_is_not_live_and_may_know_no_loss() -> None:
@@ -47,60 +37,35 @@ def test_a_group_that_caught_up_is_not_live_and_may_know_no_loss() -> None:
     assert math.isnan(event.loss)
 
 
-def test_the_end() -> None:
-    event = parse_event(line(t=2.0, event="finished", step=60, digest="ab12"))
-    assert event == FinishedEvent(t_s=2.0, step=60, digest="ab12")
-
-
-def test_the_end_with_a_ledger() -> None:
-    event = parse_event(line(t=2.0, event="finished", step=6, digest="d", ledger=False, ledger_text="3 lost"))
-    assert event == FinishedEvent(t_s=2.0, step=6, digest="d", ledger=False, ledger_text="3 lost")
-
-
-def test_other_events_and_other_fields_are_passed_over() -> None:
-    assert parse_event(line(t=2.0, event="quorum_changed", quorum_id=8)) is None
-    assert parse_event(line(**STEP, tokens=3)) == parse_event(line(**STEP))
+def test_the_end_with_a_ledger_or_without() -> None:
+    end = {"t": 2.0, "event": "finished", "step": 6, "digest": "d"}
+    assert parse_event(line(**end)) == FinishedEvent(t_s=2.0, step=6, digest="d")
+    told = parse_event(line(**end, ledger=False, ledger_text="3 lost"))
+    assert told == FinishedEvent(t_s=2.0, step=6, digest="d", ledger=False, ledger_text="3 lost")
 
 
 @pytest.mark.parametrize(
     "text", [b"{", b"[1, 2]", b"7", b'{"t": 1}', b'{"event": "step", "t": 1}', b"\xff{}"]
 )
-def test_a_line_that_is_no_event_is_refused_and_quoted(text: bytes) -> None:
+def test_a_line_that_is_no_event_is_refused_and_quoted(text: bytes, tmp_path: Path) -> None:
     with pytest.raises(EventError, match="is not an event"):
         parse_event(text)
+    path = tmp_path / "group-1.0.jsonl"
+    path.write_bytes(line(**STEP) + text + b"\n")
+    with pytest.raises(EventError, match=r"group-1\.0\.jsonl"):
+        EventFile(path).read()
 
 
-def test_a_file_that_does_not_exist_yet_has_no_events(tmp_path: Path) -> None:
-    assert EventFile(tmp_path / "none.jsonl").read() == []
-
-
-def test_each_event_is_read_once(tmp_path: Path) -> None:
+def test_each_event_is_read_once_and_an_incomplete_line_waits_for_its_end(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     events = EventFile(path)
-    path.write_bytes(line(**STEP))
-    assert [event.step for event in events.read()] == [7]
     assert events.read() == []
-    with path.open("ab") as file:
-        file.write(line(**{**STEP, "step": 8}) + line(**{**STEP, "step": 9}))
-    assert [event.step for event in events.read()] == [8, 9]
-
-
-def test_an_incomplete_line_waits_for_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    events = EventFile(path)
     whole = line(**STEP)
     for cut in range(1, len(whole)):
         with path.open("ab") as file:
             file.write(whole[cut - 1 : cut])
         assert events.read() == []
     with path.open("ab") as file:
-        file.write(whole[-1:] + whole[:20])
-    assert [event.step for event in events.read()] == [7]
+        file.write(whole[-1:] + line(**{**STEP, "step": 8}) + whole[:20])
+    assert [event.step for event in events.read()] == [7, 8]
     assert events.read() == []
-
-
-def test_a_broken_whole_line_names_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "group-1.0.jsonl"
-    path.write_bytes(line(**STEP) + b"{nonsense}\n")
-    with pytest.raises(EventError, match=r"group-1\.0\.jsonl"):
-        EventFile(path).read()
