@@ -22,6 +22,7 @@ from jaxft_protocol.host.lines import LineFile
 
 from jaxft_coordinator._arguments import Arguments
 from jaxft_coordinator.observe.observer import Observer
+from jaxft_coordinator.shell import limits
 from jaxft_coordinator.shell._server import Server
 from jaxft_coordinator.stores import EtcdStore, FileStore, Store, StoreDamaged
 
@@ -79,7 +80,7 @@ async def serve(arguments: Arguments, on_stop: Callable[[], None]) -> None:
         heartbeat_timeout_s=arguments.heartbeat_timeout_ms / 1000,
         founding_wait_s=None if arguments.founding_wait_ms is None else arguments.founding_wait_ms / 1000,
     )
-    allow_all_descriptors()
+    _say_room(allow_all_descriptors())
     secret = credentials.read_secret(arguments.token_file) if arguments.token_file else None
     observer = Observer() if arguments.http or arguments.events else None
     server = Server(
@@ -98,6 +99,16 @@ async def serve(arguments: Arguments, on_stop: Callable[[], None]) -> None:
     stopped = asyncio.Event()
     with _set_by_signals(stopped):
         await _serve_until(stopped, server, http, events, on_stop)
+
+
+def _say_room(descriptors: int) -> None:
+    """Say how many connections fit, if that is less than a coordinator can serve."""
+    if limits.max_connections() < limits.MAX_CONNECTIONS:
+        logging.getLogger("jaxft_coordinator").warning(
+            "the limit on open files is %d: this coordinator takes at most %d connections, in place of %d, and a "
+            "group beyond them cannot connect. Raise the limit (ulimit -n, LimitNOFILE= of systemd)",
+            *(descriptors, limits.max_connections(), limits.MAX_CONNECTIONS),
+        )
 
 
 def _give_signs(file: Path) -> None:
@@ -131,8 +142,8 @@ async def _serve_until(
     on_stop: Callable[[], None],
 ) -> None:
     await server.start()
-    if http is not None:
-        await _start_beside(server, http)
+    if http is not None and not await _shows(http):
+        http = None
     # The objects made so far stay: do not scan them for garbage again and again.
     gc.freeze()
     gc.set_threshold(_GARBAGE_THRESHOLD)
@@ -152,15 +163,18 @@ async def _serve_until(
         raise failure
 
 
-async def _start_beside(server: Server, http: "HttpPort") -> None:
-    """Start the HTTP port of a server that serves; end the server if that fails."""
+async def _shows(http: "HttpPort") -> bool:
+    """Start the HTTP port. If that fails, say why: training does not depend on what people see of it."""
     try:
         await http.start()
-    except OSError:
-        await server.stop()
-        raise
+    except OSError as error:
+        logging.getLogger("jaxft_coordinator").error(
+            "%s The coordinator serves without page, API and metrics until it is started again", error
+        )
+        return False
     assert http.running is not None
     http.running.add_done_callback(say_why)
+    return True
 
 
 def _event_file(arguments: Arguments, observer: Observer | None) -> LineFile | None:

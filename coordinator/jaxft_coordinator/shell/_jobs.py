@@ -334,11 +334,7 @@ class Jobs:
             "decision when its groups come back"
         )
         halted = Halted(reason, HaltKind.FAILED)
-        ends = tuple(
-            effect
-            for session in self._streams.sessions_of(name)
-            for effect in (Send(session, halted), Close(session))
-        )
+        ends = tuple(effect for session in job.sessions for effect in (Send(session, halted), Close(session)))
         self._put(name, None, lambda: self._do_last(name, ends))
 
     # ---- announcing ----

@@ -26,7 +26,7 @@ MAX_MESSAGE_BYTES = 256 << 10
 # For TLS and the first frames of HTTP/2.
 HANDSHAKE_TIMEOUT_S = 10
 # Open connections. Unauthenticated ones are ended once a second, so a flood may take 1000 within a second.
-_MAX_CONNECTIONS = MAX_SESSIONS + 1000
+MAX_CONNECTIONS = MAX_SESSIONS + 1000
 # Descriptors for the process itself: its log, its store, the event loop, connections to other services.
 _OWN_DESCRIPTORS = 200
 
@@ -35,5 +35,5 @@ def max_connections() -> int:
     """How many connections the coordinator accepts, leaving descriptors for its own files."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
-        return _MAX_CONNECTIONS
-    return max(1, min(_MAX_CONNECTIONS, descriptors - _OWN_DESCRIPTORS))
+        return MAX_CONNECTIONS
+    return max(1, min(MAX_CONNECTIONS, descriptors - _OWN_DESCRIPTORS))
