@@ -20,8 +20,8 @@ from tests.deployment.manifests import (
     Wrong,
     check,
     every_object,
-    objects,
     of_kind,
+    parsed,
     pods,
     texts,
 )
@@ -44,14 +44,6 @@ def test_helm_lints_the_charts(file: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_the_plain_yaml_is_what_helm_makes(file: str) -> None:
     assert (FOLDER / "kubernetes" / file).read_text() == texts(file), "run: make chart"
-
-
-def test_every_values_file_is_rendered() -> None:
-    kept = {
-        (path.parents[1].name, path.name.removesuffix("-values.yaml"))
-        for path in FOLDER.rglob("*-values.yaml")
-    }
-    assert kept == {(chart, values) for _, chart, values in FILES.values()}
 
 
 @pytest.mark.long
@@ -105,25 +97,11 @@ CHILD = "spec.replicatedJobs.0.template.spec"
     ("file", "kind", "change"),
     [
         ("coordinator.yaml", "StatefulSet", rename("spec.template.spec.containers", "container")),
-        ("coordinator.yaml", "PodDisruptionBudget", rename("spec.maxUnavailable", "maxUnavailble")),
-        ("coordinator-etcd.yaml", "Certificate", rename("spec.dnsNames", "dnsName")),
-        ("coordinator-etcd.yaml", "ServiceMonitor", rename("spec.endpoints.0.honorLabels", "honourLabels")),
         ("coordinator-etcd.yaml", "PrometheusRule", rename("spec.groups.0.rules.0.expr", "expression")),
         ("job.yaml", "JobSet", rename("spec.failurePolicy", "failurePolicies")),
-        (
-            "job.yaml",
-            "JobSet",
-            rename("spec.failurePolicy.rules.0.onJobFailureReasons", "onJobFailureReason"),
-        ),
         ("job.yaml", "JobSet", replace("spec.failurePolicy.rules.0.action", "FailJob")),
-        ("job.yaml", "JobSet", rename(f"{CHILD}.podFailurePolicy", "podFailurePolicies")),
         ("job.yaml", "JobSet", replace(f"{CHILD}.completionMode", 1)),
         ("job-train-job.yaml", "TrainJob", rename("spec.trainer.numNodes", "nodes")),
-        (
-            "job-train-job.yaml",
-            "TrainingRuntime",
-            rename("spec.template.spec.failurePolicy.maxRestarts", "max"),
-        ),
     ],
 )
 def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable[[Any], None]) -> None:
@@ -164,6 +142,8 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
         ("job.yaml", ["form=jobset"], "form"),
         ("job.yaml", ["groups=0"], "minimum"),
         ("job-hosts.yaml", ["processes=2"], "with hosts, each pod is one process"),
+        ("job-restart-job.yaml", ["firstGroup=2"], "there JobSet numbers the groups, from 0"),
+        ("job.yaml", ["podSpec.volumes[0].name=data"], "podSpec.volumes would replace the chart's own"),
         ("job.yaml", ["tls.clientCertificate=true"], "tls.clientCertificate needs tls.secretName"),
     ],
 )
@@ -210,6 +190,28 @@ def test_no_two_groups_have_one_number() -> None:
     for file in ("job.yaml", "job-train-job.yaml"):
         numbers = [pod["containers"][0]["args"][0] for pod in pods(file)]
         assert numbers == [f"--group={number}" for number in range(4)]
+
+
+def test_a_second_pool_has_the_next_numbers_and_pods_of_its_own() -> None:
+    words = ["--set", "firstGroup=4,groups=2,spares=1,jobLabels.team=a,jobAnnotations.exclusive=rack"]
+    words += ["--set", "podSpec.hostNetwork=true,podSpec.restartPolicy=OnFailure"]
+    made = [each for each in parsed(rendered("job.yaml", *words)) if each["kind"] == "JobSet"]
+    for number, each in enumerate(made, start=4):
+        about, [job] = each["metadata"], each["spec"]["replicatedJobs"]
+        assert (about["name"], about["labels"]["team"]) == (f"llama-{number}", "a")
+        assert about["annotations"] == {"exclusive": "rack"}
+        pod = job["template"]["spec"]["template"]["spec"]
+        [container] = pod["containers"]
+        assert container["args"][0] == f"--group={number}"
+        assert ("JAXFT_SPARE" in {one["name"] for one in container["env"]}) == (number == 6)
+        assert (pod["hostNetwork"], pod["restartPolicy"]) == (True, "OnFailure")
+
+
+def test_a_pod_without_a_launcher_gets_what_that_would_set() -> None:
+    for number, pod in enumerate(pods("job-hosts.yaml")):
+        environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+        assert environment["PYTHONHASHSEED"] == "0"
+        assert environment["JAX_COMPILATION_CACHE_DIR"] == f"/tmp/jaxft/group-{number}/compiled"
 
 
 @pytest.mark.parametrize("file", ["coordinator.yaml", "coordinator-etcd.yaml"])
@@ -273,12 +275,6 @@ def test_python_of_the_image_runs_what_the_coordinator_needs() -> None:
     [version] = {line.split(":")[1].split("-")[0] for line in text.splitlines() if line.startswith("FROM")}
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     assert f"Programming Language :: Python :: {version}" in known
-
-
-def test_objects_are_named_once() -> None:
-    for file in FILES:
-        names = [(each["kind"], each["metadata"]["name"]) for each in objects(file)]
-        assert len(names) == len(set(names))
 
 
 def test_a_group_of_several_pods_may_ask_what_jax_asks_to_find_its_rank() -> None:

@@ -138,9 +138,3 @@ def test_without_client_certificates_a_pod_gets_the_authority_alone() -> None:
             assert secret["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
             named = {one["name"] for one in pod["containers"][0]["env"] if "TLS" in one["name"]}
             assert named == {"JAXFT_TLS_CA"}
-
-
-def test_a_flag_that_does_not_exist_is_found() -> None:
-    assert coordinator_problems(["--bind=localhost:1", "--min-replica=2"])
-    with pytest.raises(SystemExit):
-        tyro.cli(LaunchOptions, args=["--grup=1"], console_outputs=False)

@@ -14,10 +14,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
+{{/* The labels and annotations of what starts a group. */}}
 {{- define "jaxft-job.queued" -}}
-{{ include "jaxft-job.labels" . }}
-{{- with .Values.queue }}
-kueue.x-k8s.io/queue-name: {{ . }}
+labels:
+  {{- include "jaxft-job.labels" . | nindent 2 }}
+  {{- with .Values.queue }}
+  kueue.x-k8s.io/queue-name: {{ . }}
+  {{- end }}
+  {{- with .Values.jobLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.jobAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
@@ -33,6 +41,12 @@ kueue.x-k8s.io/queue-name: {{ . }}
 {{- end }}
 {{- if and (gt (int .Values.hosts) 1) (gt (int .Values.processes) 1) }}
 {{- fail "processes is for groups of one pod: with hosts, each pod is one process" }}
+{{- end }}
+{{- if and .Values.firstGroup (eq .Values.form "restartJob") }}
+{{- fail "firstGroup is not for form: restartJob: there JobSet numbers the groups, from 0" }}
+{{- end }}
+{{- range $name := list "containers" "volumes" }}
+{{- if hasKey $.Values.podSpec $name }}{{ fail (printf "podSpec.%s would replace the chart's own" $name) }}{{ end }}
 {{- end }}
 {{- if and .Values.tls.clientCertificate (not .Values.tls.secretName) }}
 {{- fail "tls.clientCertificate needs tls.secretName, with ca.crt, tls.crt and tls.key" }}
@@ -76,6 +90,11 @@ args:
 {{- $values := .root.Values }}
 {{- if gt (int $values.hosts) 1 }}
 - {name: JAXFT_GROUP, value: "group-{{ .index }}"}
+# What `jaxft launch` sets in other pods.
+- {name: PYTHONHASHSEED, value: "0"}
+- {name: JAX_COMPILATION_CACHE_DIR, value: "{{ $values.folder }}/group-{{ .index }}/compiled"}
+- {name: JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, value: "0"}
+- {name: JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES, value: "-1"}
 {{- end }}
 - {name: JAXFT_COORDINATOR, value: {{ $values.coordinator | quote }}}
 {{- if .spare }}
@@ -123,83 +142,70 @@ spec:
       {{- with $values.podAnnotations }}
       annotations: {{- toYaml . | nindent 8 }}
       {{- end }}
-    spec:
-      restartPolicy: Never
-      terminationGracePeriodSeconds: {{ $values.gracePeriodSeconds }}
-      enableServiceLinks: false
-      {{- if gt (int $values.hosts) 1 }}
-      serviceAccountName: {{ include "jaxft-job.name" .root }}
-      {{- else }}
-      automountServiceAccountToken: false
+    spec: {{- mergeOverwrite (include "jaxft-job.pod" . | fromYaml) $values.podSpec | toYaml | nindent 6 }}
+{{- end }}
+
+{{/* The spec of a group's pods, before `podSpec`. */}}
+{{- define "jaxft-job.pod" -}}
+{{- $values := .root.Values }}
+restartPolicy: Never
+terminationGracePeriodSeconds: {{ $values.gracePeriodSeconds }}
+enableServiceLinks: false
+{{- if gt (int $values.hosts) 1 }}
+serviceAccountName: {{ include "jaxft-job.name" .root }}
+{{- else }}
+automountServiceAccountToken: false
+{{- end }}
+containers:
+  - name: {{ .container }}
+    image: {{ $values.image }}
+    imagePullPolicy: {{ $values.imagePullPolicy }}
+    {{- if .own }}
+    {{- include "jaxft-job.command" . | trim | nindent 4 }}
+    env:
+      {{- if eq .index "$(JAXFT_GROUP_INDEX)" }}
+      - name: JAXFT_GROUP_INDEX
+        valueFrom: {fieldRef: {fieldPath: "metadata.annotations['jobset.sigs.k8s.io/job-global-index']"}}
       {{- end }}
-      {{- with $values.imagePullSecrets }}
-      imagePullSecrets: {{- toYaml . | nindent 8 }}
+      {{- include "jaxft-job.environment" . | trim | nindent 6 }}
+    {{- end }}
+    resources: {{- toYaml $values.resources | nindent 6 }}
+    {{- with $values.securityContext }}
+    securityContext: {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- if or $values.sharedMemory $values.tls.secretName $values.volumeMounts }}
+    volumeMounts:
+      {{- if $values.sharedMemory }}
+      - {name: shared-memory, mountPath: /dev/shm}
       {{- end }}
-      {{- with $values.priorityClassName }}
-      priorityClassName: {{ . }}
+      {{- if $values.tls.secretName }}
+      - {name: jaxft-tls, mountPath: /etc/jaxft/tls, readOnly: true}
       {{- end }}
-      {{- with $values.nodeSelector }}
-      nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- with $values.volumeMounts }}
+      {{- toYaml . | nindent 6 }}
       {{- end }}
-      {{- with $values.tolerations }}
-      tolerations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.affinity }}
-      affinity: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.podSecurityContext }}
-      securityContext: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      containers:
-        - name: {{ .container }}
-          image: {{ $values.image }}
-          imagePullPolicy: {{ $values.imagePullPolicy }}
-          {{- if .own }}
-          {{- include "jaxft-job.command" . | trim | nindent 10 }}
-          env:
-            {{- if eq .index "$(JAXFT_GROUP_INDEX)" }}
-            - name: JAXFT_GROUP_INDEX
-              valueFrom: {fieldRef: {fieldPath: "metadata.annotations['jobset.sigs.k8s.io/job-global-index']"}}
-            {{- end }}
-            {{- include "jaxft-job.environment" . | trim | nindent 12 }}
-          {{- end }}
-          resources: {{- toYaml $values.resources | nindent 12 }}
-          {{- with $values.securityContext }}
-          securityContext: {{- toYaml . | nindent 12 }}
-          {{- end }}
-          {{- if or $values.sharedMemory $values.tls.secretName $values.volumeMounts }}
-          volumeMounts:
-            {{- if $values.sharedMemory }}
-            - {name: shared-memory, mountPath: /dev/shm}
-            {{- end }}
-            {{- if $values.tls.secretName }}
-            - {name: jaxft-tls, mountPath: /etc/jaxft/tls, readOnly: true}
-            {{- end }}
-            {{- with $values.volumeMounts }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-          {{- end }}
-      {{- if or $values.sharedMemory $values.tls.secretName $values.volumes }}
-      volumes:
-        {{- with $values.sharedMemory }}
-        - name: shared-memory
-          emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+    {{- end }}
+{{- if or $values.sharedMemory $values.tls.secretName $values.volumes }}
+volumes:
+  {{- with $values.sharedMemory }}
+  - name: shared-memory
+    emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+  {{- end }}
+  {{- if $values.tls.secretName }}
+  - name: jaxft-tls
+    secret:
+      secretName: {{ $values.tls.secretName }}
+      items:
+        - {key: ca.crt, path: ca.crt}
+        {{- if $values.tls.clientCertificate }}
+        - {key: tls.crt, path: tls.crt}
+        - {key: tls.key, path: tls.key}
         {{- end }}
-        {{- if $values.tls.secretName }}
-        - name: jaxft-tls
-          secret:
-            secretName: {{ $values.tls.secretName }}
-            items:
-              - {key: ca.crt, path: ca.crt}
-              {{- if $values.tls.clientCertificate }}
-              - {key: tls.crt, path: tls.crt}
-              - {key: tls.key, path: tls.key}
-              {{- end }}
-        {{- end }}
-        {{- with $values.volumes }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- end }}
+  {{- end }}
+  {{- with $values.volumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/* When a group is restarted: a dict of root and what, JobSet or Job. */}}
