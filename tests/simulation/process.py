@@ -34,7 +34,7 @@ class Process(Trainer):
         self._stopped_until_s = 0.0
         self._beats = False  # also while the session's thread stands still
         self._beat = Heartbeat()  # the last one
-        # When it was told to end, how many steps had been committed; and whether its coordinator knows.
+        # How many steps had been committed when an operator heard that this group is drained.
         self.drains_since: int | None = None
         self._term = 0  # the highest that it received
         self._welcomed = False
@@ -82,7 +82,7 @@ class Process(Trainer):
         return asked or self.replica.drains or self.replica.drained or self.drains_since is not None
 
     def told_to_drain(self) -> None:
-        """Who asked for a drain was told that it is decided."""
+        """The operator who asked for its drain hears that it is decided."""
         if self.drains_since is None and not self.dead:
             self.drains_since = self.world.truth.commits
 

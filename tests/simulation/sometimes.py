@@ -65,7 +65,7 @@ RARE: dict[str, str] = {
     "stopped before it began": "a rank learns that an operation has failed elsewhere before it begins that",
     "healed in spans": "a rank fetches its lanes from several ranks of its donors",
     "ended early": "a job ends with the shorter loops, as too few groups have a longer one",
-    "edited otherwise": "a group that has made another edit than the others is put out, or the job halts",
+    "edited otherwise": "a group that has made another edit than the others is evicted, or the job halts",
     "checkpoint failed": "a checkpoint cannot be written",
     "died as it saved": "a group dies while it writes a checkpoint",
     "restarted by the launcher": "a group runs again because a launcher has started it",

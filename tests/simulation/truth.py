@@ -264,7 +264,7 @@ class Truth:
             self._world.sometimes.note("place handed over")
 
     def _check_drained(self, before: Job, after: Job, quorum: NewQuorum) -> None:
-        """Who was told that a group is drained sees it take part in no step after the one that was under way."""
+        """Once an operator hears that a group is drained, it takes part in no step after the current one."""
         disk, setting = self._world.disk, self._world.setting
         if disk.has_lied or disk.is_new or setting.memoryless or not self._world.leads(after.options.term):
             return
