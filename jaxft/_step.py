@@ -43,7 +43,7 @@ from jaxft._replica._alone import Alone
 from jaxft._replica._engine import AnyManager, BatchFor, Call, Engine, OwnBatch, StateBatches
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
-from jaxft.data._from_state import FromState, variable_with
+from jaxft.data._from_state import FromState
 from jaxft.data._pure import OF_STATE_INSTEAD, PureCheck
 
 _log = logging.getLogger("jaxft")
@@ -381,8 +381,6 @@ class Step:
                 "The step is called with a FromState as its state. Write `step(state, batches)`, and "
                 "`step.join(state, batches)`."
             )
-        if self._last is None and (callable(batch) or isinstance(batch, FromState)):
-            _warn_of_old_state(state, batch)
         try:
             self._statics.check(static, static_kw)
             state = self._static_leaves.without(state)
@@ -563,26 +561,6 @@ def _checked_axis(axis: Axis) -> Axis:
             'number of shards: pass, say, `axis_name="batch", shards=8`.'
         )
     return Axis(name, shards)
-
-
-def _warn_of_old_state(state: Any, batch: Any) -> None:
-    name = ""
-    with contextlib.suppress(Exception):  # of attributes of the user's objects: only this warning is lost
-        name = variable_with(state, batch)
-    if not name:
-        return
-    instead = (
-        "use the state that it is given."
-        if isinstance(batch, FromState)
-        else "write `jaxft.data.FromState(make)` with `def make(step, shard, state)`, and use the state that it is "
-        "given."
-    )
-    _log.warning(
-        "The batch function finds the state in %r, which lags behind: if this group heals within a call of the step, "
-        "an older state is still there, and the batches are others than in a run without failures. If they are made "
-        "of the state's values, %s",
-        *(name, instead),
-    )
 
 
 def _asked_once(batch_for: BatchFor) -> BatchFor:

@@ -24,12 +24,11 @@ from jaxft._arrays._pieces import Pieces, Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._buckets import Bucket, divided
 from jaxft._programs._checks import refuse_disabled_jit, refuse_others
-from jaxft._programs._compat import PyTreeDef, special
+from jaxft._programs._compat import PyTreeDef, looking_for_special, special
 from jaxft._programs._compile import Executables, Program, Spec
 from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part, Picker, picker
-from jaxft._programs._special import explained, looks_for_special
 from jaxft._programs._structure import first_difference
 from jaxft._programs._trace import Traced
 
@@ -498,7 +497,7 @@ class Programs:
 
     def _call(self, program: Program, part: Part, inputs: Sequence[Any]) -> list[jax.Array]:
         try:
-            with looks_for_special():
+            with looking_for_special():
                 return program(*inputs)
         except (TypeError, ValueError) as error:
             refuse_tracers(inputs)
@@ -512,7 +511,10 @@ class Programs:
             if (found := special(error)) is None:
                 raise
             name = "apply" if part is self.cut.apply else "report" if part is self.cut.report else "compute"
-            raise explained(found, name, part, inputs) from None
+            raise FloatingPointError(
+                f"The step's program `{name}` makes {found}, and jax_debug_nans or jax_debug_infs is set. To find "
+                "the operation, call the loss under jax.jit with this option."
+            ) from None
 
     def _sibling(self, key: BatchKey, state: Sequence[jax.Array], batch: Any) -> "Programs":
         """The programs for a batch of another type, which make the same contribution and share `apply`."""

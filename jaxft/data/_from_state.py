@@ -1,15 +1,10 @@
 """Batches that are made of the state of their step, such as rollouts of the current policy."""
 
-import contextlib
-import dis
 import functools
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-from jax.tree_util import all_leaves
 
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import check_function, short
@@ -89,63 +84,3 @@ class FromState:
                 "to be started again."
             )
         return batch
-
-
-def variable_with(state: Any, batches: Any) -> str:
-    """Return where a batch function finds the state, or a part of it, in a variable; "" if that is not seen.
-
-    Args:
-        state: that of a call of the step.
-        batches: the batch function or `FromState` of that call.
-    """
-    nodes: set[int] = set()
-
-    def note(node: Any) -> bool:
-        # Python has one 0, one None and one () for all.
-        if isinstance(node, jax.Array | np.ndarray) or (jax.tree.leaves(node) and not all_leaves([node])):
-            nodes.add(id(node))
-        return False
-
-    jax.tree.leaves(state, is_leaf=note)
-    function = batches._make if isinstance(batches, FromState) else batches
-    return next((name for name, value in _variables_of(function) if id(value) in nodes), "")
-
-
-def _variables_of(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function closes over, reads from its module or from the object that it is bound to, with names."""
-    if isinstance(function, functools.partial):
-        yield from ((f"argument {number}", value) for number, value in enumerate(function.args))
-        yield from function.keywords.items()
-        yield from _variables_of(function.func)
-    elif isinstance(function, types.MethodType):
-        yield from _attributes("self", function.__self__, function.__func__)
-        yield from _variables_of(function.__func__)
-    elif isinstance(function, types.FunctionType):
-        for name, value in _names_of(function):
-            yield name, value
-            yield from _attributes(name, value, function)
-    elif (wrapped := getattr(function, "__wrapped__", None)) is not None:  # by jax.jit, say
-        yield from _variables_of(wrapped)
-    elif isinstance(call := type(function).__call__, types.FunctionType):
-        yield from _attributes("self", function, call)
-
-
-def _names_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not assigned yet
-            yield name, cell.cell_contents
-    read = {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
-    yield from ((name, function.__globals__[name]) for name in read if name in function.__globals__)
-    if (wrapped := getattr(function, "__wrapped__", None)) is not None:
-        yield from _variables_of(wrapped)
-
-
-def _attributes(name: str, value: Any, function: Any) -> Iterator[tuple[str, Any]]:
-    """Of an object, the attributes that a function reads of some object."""
-    if isinstance(value, types.ModuleType | type | types.FunctionType):
-        return
-    found = getattr(value, "__dict__", None)
-    if isinstance(found, dict):
-        names = function.__code__.co_names
-        yield from ((f"{name}.{one}", each) for one, each in list(found.items()) if one in names)
