@@ -233,7 +233,13 @@ def refused(draft: Draft, message: Refused) -> None:
         lines.append(
             "Start every group of a job with the same program and settings, or use another job name."
         )
-    if any(difference.name == "program" for difference in message.differences):
+    names = {difference.name for difference in message.differences}
+    if "static arguments" in names:
+        lines.append(
+            "Static arguments are part of the program: give `step.join` the same ones in all groups and after each "
+            "restart, such as the values for step 0 where they follow the step, and each call those for its step."
+        )
+    elif "program" in names:
         lines.append(
             "The same code may make another program in each process: by the order of a set of texts (start all with "
             "the same PYTHONHASHSEED), by hash() or id(), or by a constant that depends on the host."

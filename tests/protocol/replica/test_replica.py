@@ -235,6 +235,16 @@ def test_a_refusal_is_an_error_that_lists_what_differs():
     ]
 
 
+def test_other_static_arguments_are_the_reason_for_another_program():
+    differences = (Difference("program", "x", "y"), Difference("static arguments", "rollout=8", "rollout=2"))
+    group = joining().hear(Refused("group 'a' differs from job 'job'", differences))
+    assert isinstance(group.directive, Fail)
+    text = group.directive.failure.text
+    assert "static arguments: the job has 'rollout=8', this group 'rollout=2'" in text
+    assert "give `step.join` the same ones in all groups" in text
+    assert "PYTHONHASHSEED" not in text
+
+
 REFUSES = "it refused this group"
 
 
