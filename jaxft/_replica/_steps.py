@@ -6,7 +6,8 @@ follows the job: it does not iterate over `steps`, and it does not read the step
 
 Any call may jump, and only the step tells. So once a call has jumped, a loop that follows the job has read the step
 before each later call too: one that reads it now and then, to log it or to save, is found at the first call where it
-has not. A loop over a range that reads the step between every two calls cannot be told from an honest one.
+has not. A loop over a range that reads the step between every two calls cannot be told from `while manager.step < n`:
+after a jump both are warned at once.
 """
 
 import logging
@@ -44,6 +45,7 @@ class LoopWatch:
         self._edits_seen = 0
         self._unread: str = ""  # how the step came to be what it is, if the loop has not read it since
         self._jump: str = ""  # how a call came to jump, if one has
+        self._warned = False  # of a loop that may count its calls
 
     def read(self) -> None:
         """The user's code has read the step."""
@@ -141,6 +143,13 @@ class LoopWatch:
                 "further step. To evaluate, call a function of your model that does not train; to train on, write "
                 "another loop over `steps` with a larger total.",
                 step,
+            )
+        if self._jump and not (self._in_body or self._warned):
+            self._warned = True
+            _log.warning(
+                "A call of the step has come to step %d, because %s, and the loop is not one over `steps`. If it "
+                "counts its calls, as `for i in range(n)` does, it trains further than the other groups. %s",
+                *(step, self._jump, _WRITE),
             )
         self._unread = self._jump
         self.at_top = self._looked = False

@@ -42,6 +42,24 @@ def test_after_a_jump_in_a_call_it_has_to_look_before_every_call() -> None:
         called(watch)
 
 
+def test_a_loop_that_looks_before_every_call_is_warned_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """`for i in range(n)` that logs `manager.step` cannot be told from `while manager.step < n`."""
+    watch = LoopWatch()
+    called(watch)
+    watch.jumped(JUMP, in_call=True)
+    watch.begins()
+    called(watch)
+    assert not caplog.messages
+    watch.ends()
+    for _ in range(3):
+        watch.read()
+        called(watch)
+    (message,) = caplog.messages
+    assert f"come to step 7, because {JUMP}" in message
+    assert "`for i in range(n)` does, it trains further" in message
+    assert "for number in manager.steps(total)" in message
+
+
 def test_a_range_may_begin_where_a_join_or_a_restore_has_led() -> None:
     watch = LoopWatch()
     watch.jumped("its state was restored from a checkpoint")
