@@ -1,15 +1,12 @@
 """The step as users call it: `fault_tolerant`, `from_functions`, and the callable that they return."""
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 
 from jaxft._base._callers import one_caller
@@ -17,34 +14,18 @@ from jaxft._base._numbers import whole
 from jaxft._base._transfers import MAY_TRANSFER
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._programs._axis import Axis
-from jaxft._programs._build import Shared, cut_only, cut_programs, joined, program_settings
-from jaxft._programs._checks import (
-    check_batch_function,
-    check_function,
-    check_signature,
-    options_compiled_in,
-    refuse_disabled_jit,
-    refuse_iterator,
-    refuse_other_options,
-    refuse_others,
-    refuse_swapped,
-    refuse_too_large,
-    short,
-)
-from jaxft._programs._leaves import own, refuse_tracers, strong
+from jaxft._programs._cache import Given, ProgramCache, check_state
+from jaxft._programs._checks import check_batch_function, check_function, refuse_swapped, short
 from jaxft._programs._nonfinite import Policy, checked_policy
-from jaxft._programs._partition import Cut
 from jaxft._programs._programs import Programs
-from jaxft._programs._repeatable import check_repeatable
-from jaxft._programs._shardings import placed
-from jaxft._programs._static_args import Statics
-from jaxft._programs._static_leaves import StaticLeaves
+from jaxft._programs._statics import StaticLeaves, Statics
+from jaxft._programs._trace import joined
 from jaxft._replica._alone import Alone
-from jaxft._replica._engine import AnyManager, BatchFor, Call, Engine, OwnBatch, StateBatches
+from jaxft._replica._engine import AnyManager, Call, Engine
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
+from jaxft.data._batch_functions import BatchFor, BatchFunctions, OwnBatch, StateBatches, asked_once
 from jaxft.data._from_state import FromState
-from jaxft.data._pure import OF_STATE_INSTEAD, PureCheck
 
 _log = logging.getLogger("jaxft")
 
@@ -207,21 +188,19 @@ class Step:
                 "a batch, which is not called yet: `jaxft.fault_tolerant(train_step, manager)`."
             )
         self._static_leaves = StaticLeaves(arrays)
-        self._train_step = self._static_leaves.wrapped(train_step)
         self._statics = statics
         self._manager = manager
         self._alone = Alone()
-        self._axis = axis
         self._shards = axis.shards
-        self._overlap = whole("overlap, the number of programs that compute the gradients,", overlap, 1)
         self._nonfinite: Policy = checked_policy(nonfinite)
-        self._pure = PureCheck()
-        self._shared = Shared()
-        self._programs: dict[Any, Programs] = {}
-        self._current: dict[tuple[Any, ...], Programs] = {}
-        self._reference: dict[Any, Programs] = {}
-        self._last: Programs | None = None  # those of the last call
-        self._options: tuple[Any, ...] | None = None  # of JAX, with which all programs are compiled
+        self._overlap = whole("overlap, the number of programs that compute the gradients,", overlap, 1)
+        self._cache = ProgramCache(
+            *(self._static_leaves.wrapped(train_step), axis, self._overlap),
+            compiling=lambda: self._engine.compiling(),
+            before_first=self._compare_ranks,
+        )
+        self._batches = BatchFunctions(axis.shards, alone=manager is None, held=lambda: self._engine.handed)
+        self._last: Programs | None = None  # of the last call
         self._caller: dict[str, threading.Thread] = {}  # the thread that is in a call
 
     @property
@@ -384,7 +363,7 @@ class Step:
         try:
             self._statics.check(static, static_kw)
             state = self._static_leaves.without(state)
-            programs, batch_for = self._prepared(_Given.of(static, static_kw), state, batch)
+            programs, batch_for = self._prepared(Given.of(static, static_kw), state, batch)
             call = Call(programs, batch_for, self._shards, self._nonfinite)
             leaves = self._leaves(programs, state)
         except (JaxftError, TypeError):
@@ -397,39 +376,38 @@ class Step:
         """The state of these leaves, as the user knows it."""
         return self._static_leaves.whole(programs.unflatten(leaves))
 
-    def _current_leaves(self, given: Any) -> Sequence[Any]:
-        """Those of the state that the next step starts from; `given` is that of a first call."""
-        held = self._engine.handed
-        return jax.tree.leaves(given) if held is None else held
-
-    def _current_state(self, given: Any) -> Any:
-        """That state, as the user knows it, in new containers.
-
-        Its leaves are arrays of strong types. Of a group that has healed or was restored, others may be weak than of
-        one that has made the same state itself, and what user's code makes of them would have other types.
-        """
-        leaves = map(strong, self._current_leaves(given))
-        return self._static_leaves.whole(jax.tree.structure(given).unflatten(leaves))
-
     def _returned(self, result: Any) -> Any:
         """What a call returns, as the last thing that it does."""
         self._engine.loop.returned()
         return result
 
-    def _prepared(self, given: "_Given", state: Any, batch: Any) -> tuple[Programs, BatchFor]:
+    def _prepared(self, given: Given, state: Any, batch: Any) -> tuple[Programs, BatchFor]:
         """The programs for these arguments, and the batch of each shard."""
-        batch_for = self._batch_for(batch, state)
-        programs = self._current.get(given.key)
-        if self._options is not None:
-            refuse_other_options(self._options)
+        batch_for = self._batches.of(batch, state, self._static_leaves.whole)
+        programs = self._cache.known(given)
         if programs is None:
             if callable(batch):
                 check_batch_function(batch)
-            batch_for = _asked_once(batch_for)
-            programs = self._current[given.key] = self._first(given, state, batch_for)
-            self._options = options_compiled_in()
+            batch_for = asked_once(batch_for)
+            programs = self._first(given, state, batch_for)
         self._last = programs
         return programs, batch_for
+
+    def _first(self, given: Given, state: Any, batch_for: BatchFor) -> Programs:
+        """The programs of the first call with these static arguments."""
+        if isinstance(batch_for, StateBatches):  # the user's code is given the state now
+            check_state(state)
+        batch = batch_for(self._engine.step, 0)
+        if self._manager is None:
+            return self._cache.first(given, state, batch)
+        if isinstance(batch_for, OwnBatch):
+            return self._cache.first_of_own_batch(given, state, batch)
+        return self._cache.first_compared(given, state, batch, common=batch_for(0, 0))
+
+    def _compare_ranks(self) -> None:
+        """With overlap the first batch is computed while programs are built, by all ranks of a group together."""
+        if self._manager is not None:
+            self._manager._compare_ranks({"overlap": str(self._overlap)})
 
     def _leaves(self, programs: Programs, state: Any) -> Sequence[jax.Array]:
         """The leaves of a state, which is the one that went out last.
@@ -454,101 +432,6 @@ class Step:
     def _engine(self) -> Engine:
         return self._alone if self._manager is None else self._manager._engine
 
-    def _batch_for(self, batch: Any, state: Any) -> BatchFor:
-        refuse_iterator(batch)
-        if isinstance(batch, FromState):
-            make = batch.of(functools.partial(self._current_state, state))
-            ask = self._pure.of(make, OF_STATE_INSTEAD) if batch.pure else make
-            return StateBatches(ask, functools.partial(self._current_leaves, state))
-        if callable(batch):
-            self._check_shards(batch)
-            return self._pure.of(batch)
-        if self._shards not in (None, 1):
-            raise ConfigurationError(
-                f"The step has {self._shards} shards, so each group must be able to compute any of them, but it was "
-                "called with one batch. Give it a function `batch(step, shard) -> batch`, or leave out shards."
-            )
-        return OwnBatch(batch)
-
-    def _check_shards(self, batch_for: Any) -> None:
-        """Batches that know their number of shards, such as `jaxft.data.Batches`, must be read as a whole."""
-        theirs = getattr(batch_for, "shards", None)
-        ours = 1 if self._shards is None and self._manager is None else self._shards
-        if theirs == ours or not isinstance(theirs, int | np.integer):
-            return
-        mine = "no shards=, so that each group computes one" if ours is None else f"shards={ours}"
-        raise ConfigurationError(
-            f"The step has {mine}, but its batches are divided into {theirs} shards: samples would be left "
-            "out, or asked for that do not exist. Pass the same number to both: "
-            f"`jaxft.fault_tolerant(..., shards=batches.shards)`, which is {theirs} here."
-        )
-
-    def _first(self, given: "_Given", state: Any, batch_for: BatchFor) -> Programs:
-        """The programs of the first call with these static arguments.
-
-        In a job their fingerprint must not depend on when this group came. The shape of a batch may vary from step
-        to step, and `compute` with it. So all groups compare the programs for the batch of step 0 and shard 0. Where
-        each group brings its own batch there is none that all have, and they compare what they do with the means.
-        """
-        if isinstance(batch_for, StateBatches):  # the user's code is given the state now
-            leaves = jax.tree.leaves(state)
-            refuse_tracers(leaves)
-            refuse_others("state", state)
-            own(leaves, state)
-        example = batch_for(self._engine.step, 0)
-        brings = self._manager is None or isinstance(batch_for, OwnBatch)
-        first = example if brings else batch_for(0, 0)
-        if self._overlap > 1 and _types(first) != _types(example):
-            self._cut_only(given, state, first)  # an overlapped step is divided as for that batch
-        programs = self._find(given, state, example)
-        if self._manager is None:
-            return programs
-        if isinstance(batch_for, OwnBatch):
-            settings = program_settings([programs.cut.apply], self._shared.closed_over)
-        elif _types(first) == _types(example):
-            return programs
-        else:
-            parts = self._cut_only(given, state, first).programs
-            settings = program_settings(parts, self._shared.closed_over)
-        return replace(programs, fingerprint={**programs.fingerprint, **settings})
-
-    def _cut_only(self, given: "_Given", state: Any, batch: Any) -> Cut:
-        return cut_only(
-            *(self._train_step, state, batch, given.args, given.kwargs),
-            shared=self._shared,
-            axis=self._axis,
-            overlap=self._overlap,
-        )
-
-    def _find(self, given: "_Given", state: Any, batch: Any) -> Programs:
-        """The programs for these types of arguments, built if they are new."""
-        refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
-        refuse_others("state", state)
-        refuse_others("batch", batch)
-        refuse_too_large(state)
-        state_types = _types_of_state(state)
-        signature = (given.key, state_types, _types(batch))
-        programs = self._programs.get(signature)
-        if programs is None:
-            refuse_disabled_jit()
-            check_signature(self._train_step, given.args, given.kwargs)
-            if self._manager is not None and state_types not in self._reference:
-                # With overlap the first batch is computed here, by all ranks of a group together.
-                self._manager._compare_ranks({"overlap": str(self._overlap)})
-            with self._engine.compiling():
-                built = cut_programs(
-                    *(self._train_step, state, batch, given.args, given.kwargs),
-                    shared=self._shared,
-                    axis=self._axis,
-                    overlap=self._overlap,
-                )
-                if (self._axis.shards or 1) > 1:
-                    built.compile_sums()
-            check_repeatable(built, self._reference.setdefault(state_types, built))
-            siblings = functools.partial(self._find, given)
-            programs = self._programs[signature] = replace(built, siblings=siblings)
-        return programs
-
 
 def _checked_axis(axis: Axis) -> Axis:
     """Raise ConfigurationError for a number of shards, or a name of their axis, that cannot be right."""
@@ -561,55 +444,3 @@ def _checked_axis(axis: Axis) -> Axis:
             'number of shards: pass, say, `axis_name="batch", shards=8`.'
         )
     return Axis(name, shards)
-
-
-def _asked_once(batch_for: BatchFor) -> BatchFor:
-    """The same batches for a first call, which needs up to two for their types before it computes a shard."""
-    match batch_for:
-        case OwnBatch():
-            return batch_for
-        case StateBatches():
-            return batch_for.first_once()
-        case _:
-            return functools.lru_cache(maxsize=2)(batch_for)
-
-
-class _Given(NamedTuple):
-    """The static arguments of a call."""
-
-    key: tuple[Any, ...]  # with their types: 1, 1.0 and True are equal but make different programs
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @staticmethod
-    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> "_Given":
-        if not (args or kwargs):
-            return _NOTHING
-        key = tuple((type(value), value) for value in args)
-        if kwargs:
-            key += tuple((name, type(value), value) for name, value in sorted(kwargs.items()))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise ConfigurationError(
-                "A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable "
-                f"({error}). Put arrays into the state or into the batch."
-            ) from error
-        return _Given(key, tuple(args), kwargs)
-
-
-_NOTHING = _Given((), (), {})
-
-
-def _types(tree: Any) -> tuple[Any, ...]:
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef, *((jax.typeof(leaf), placed(leaf)) for leaf in leaves)
-
-
-def _types_of_state(state: Any) -> tuple[Any, ...]:
-    """As `_types`. A state may come back with other weak types than it had; the programs for it are the same."""
-    leaves, treedef = jax.tree.flatten(state)
-    avals: list[Any] = list(map(jax.typeof, leaves))
-    return treedef, *(
-        (aval.shape, aval.dtype, placed(leaf)) for aval, leaf in zip(avals, leaves, strict=True)
-    )

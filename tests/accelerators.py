@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxft._arrays import _device_sums, _host_copies
-from jaxft._programs import _buckets
+from jaxft._programs import _stages
 
 _values = _device_sums._values
 
@@ -31,12 +31,12 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (_host_copies, "_has_memory", lambda platform: True),
     (_device_sums, "_values", normal_values),
     (_device_sums, "_memory_stats", lambda device: {"bytes_limit": 1 << 40, "bytes_in_use": 0}),
-    (_buckets, "BUCKET_BYTES", _buckets.BUCKET_BYTES),
-    (_buckets, "MOST_BUCKETS", _buckets.MOST_BUCKETS),
+    (_stages, "BUCKET_BYTES", _stages.BUCKET_BYTES),
+    (_stages, "MOST_BUCKETS", _stages.MOST_BUCKETS),
 )
 
 
-def pretend(*, bucket_bytes: int = _buckets.BUCKET_BYTES) -> None:
+def pretend(*, bucket_bytes: int = _stages.BUCKET_BYTES) -> None:
     """From now on, CPU devices count as accelerators in this process.
 
     Args:
@@ -45,14 +45,14 @@ def pretend(*, bucket_bytes: int = _buckets.BUCKET_BYTES) -> None:
     for module, name, replacement in _REPLACED:
         assert hasattr(module, name)
         setattr(module, name, replacement)
-    _buckets.BUCKET_BYTES = bucket_bytes
+    _stages.BUCKET_BYTES = bucket_bytes
     if bucket_bytes == 1:
-        _buckets.MOST_BUCKETS = 1 << 20
+        _stages.MOST_BUCKETS = 1 << 20
     _forget()
 
 
 @contextlib.contextmanager
-def pretended(*, bucket_bytes: int = _buckets.BUCKET_BYTES) -> Iterator[None]:
+def pretended(*, bucket_bytes: int = _stages.BUCKET_BYTES) -> Iterator[None]:
     """Within the context, CPU devices count as accelerators in this process."""
     before = [getattr(module, name) for module, name, _ in _REPLACED]
     pretend(bucket_bytes=bucket_bytes)

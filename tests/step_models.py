@@ -11,9 +11,10 @@ import numpy as np
 import optax
 
 import jaxft
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
 from jaxft._programs._fingerprint import program_digest as fingerprint_of
 from jaxft._programs._partition import cut
+from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import specs
 from jaxft._programs._trace import trace_step
 

@@ -11,7 +11,8 @@ import numpy as np
 
 import jaxft
 from benchmarks._worker import serve
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import Programs
 
 State = dict[str, list[jax.Array]]
 Call = Callable[[State, jax.Array], State]

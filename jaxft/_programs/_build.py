@@ -1,6 +1,5 @@
 """Builds the programs of a step: trace, cut, compile, and say what must agree between groups."""
 
-import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,46 +9,24 @@ import numpy as np
 from jax.sharding import Sharding
 
 from jaxft._arrays._layout import LeafSpec
-from jaxft._errors import ConfigurationError, StepError
+from jaxft._errors import ConfigurationError
 from jaxft._programs import _environment, _fingerprint
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._closed_over import ClosedOver, placement
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
+from jaxft._programs._device_side import DeviceSide
 from jaxft._programs._inline import inline
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._overlap import Labels, overlapped
 from jaxft._programs._partition import Cut, cut
-from jaxft._programs._primitive import pmean
 from jaxft._programs._programs import Programs, batch_key
-from jaxft._programs._randomness import shared_draws, warning
 from jaxft._programs._same_bits import check_same_bits
 from jaxft._programs._shardings import Pins, apart, pins, placed, specs
 from jaxft._programs._slice import Part
-from jaxft._programs._trace import Traced, described, trace_step
-
-__all__ = [
-    "Programs",
-    "Shared",
-    "cut_only",
-    "cut_programs",
-    "joined",
-    "program_settings",
-]
-
-_log = logging.getLogger("jaxft")
-_MANY_BYTES = 64 << 20
-_FROZEN = (
-    "{frozen_mb} of the {all_mb} MB of the state ({kept} of {leaves} leaves) come back from the step as they were. "
-    "Each heal fetches them, and each checkpoint holds them. Frozen weights need not be in the state: let the step "
-    'close over them (docs/porting.md, "Frozen weights").'
-)
-_NOT_DIVIDED = (
-    "overlap={overlap} gains nothing: the gradients of this step cannot be divided into some that are ready first "
-    "and some that are ready last. Those of a scan over layers can, if they go to jaxft.pmean as they come out of "
-    "it: not sharded over the layers, and not added up in another scan, over parts of the batch. Leave out "
-    "`overlap`: it compiles the step twice."
-)
+from jaxft._programs._stages import Stages
+from jaxft._programs._trace import Traced, trace_step
+from jaxft._programs._warnings import Warned
 
 
 @dataclass(frozen=True)
@@ -63,7 +40,7 @@ class Shared:
     pins: dict[Hashable, Sequence[Sharding | None]] = field(default_factory=dict)
     # How an overlapped step was divided for the first batch, by the types of the state: the same for each batch.
     divisions: dict[Hashable, Labels] = field(default_factory=dict)
-    warned: set[str] = field(default_factory=set)  # what the log says already
+    warned: Warned = field(default_factory=Warned)
     # The types of the first state. A state that a step returns may differ from it in which types are weak: those of
     # Python's numbers are, and what a step makes of them need not be. Programs for it would have another `apply`.
     states: dict[Hashable, Sequence[Spec]] = field(default_factory=dict)
@@ -75,32 +52,6 @@ class Shared:
         """The types to compile for, of the leaves of the state and of the batch, beside what the step closes over."""
         state_specs, batch_specs = specs(leaves, batch_leaves, others)
         return self.states.setdefault(_types(state_specs), state_specs), batch_specs
-
-    def warn_of_draws(self, parts: Cut, axis: Axis) -> None:
-        """Warn, once for each line, of random numbers that are the same in all shards."""
-        lines = [line for stage in parts.stages for line in shared_draws(stage.compute, parts.common)]
-        for line in () if axis.shards == 1 else lines:
-            self.warn(warning(line))
-
-    def warn_of_frozen(self, parts: Cut, state_specs: Sequence[Spec]) -> None:
-        """Warn, once, of a state that is for the most part never changed."""
-        kept = [new for new, old in parts.forwarded.items() if new == old]
-        frozen_bytes, all_bytes = _bytes([state_specs[leaf] for leaf in kept]), _bytes(state_specs)
-        if frozen_bytes >= _MANY_BYTES and 2 * frozen_bytes >= all_bytes:
-            self.warn(
-                _FROZEN.format(
-                    frozen_mb=round(frozen_bytes / 1e6),
-                    all_mb=round(all_bytes / 1e6),
-                    kept=len(kept),
-                    leaves=len(state_specs),
-                )
-            )
-
-    def warn(self, text: str) -> None:
-        """Warn once."""
-        if text not in self.warned:
-            self.warned.add(text)
-            _log.warning("%s", text)
 
 
 def cut_programs(
@@ -143,8 +94,8 @@ def cut_programs(
     )
     is_first = _types(state_specs) not in shared.divisions
     parts = _cut(traced, state_specs, axis, overlap, shared)
-    shared.warn_of_draws(parts, axis)
-    shared.warn_of_frozen(parts, state_specs)
+    shared.warned.of_draws(parts, axis)
+    shared.warned.of_frozen(parts, state_specs)
     kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, traced.state_names)
     inputs = [*batch_specs, SHARD_SPEC]
@@ -157,7 +108,7 @@ def cut_programs(
     if overlap > 1 and is_first:
         whole = _cut(traced, state_specs, axis, 1, Shared())
         if len(whole.stages) == len(parts.stages):
-            shared.warn(_NOT_DIVIDED.format(overlap=overlap))
+            shared.warned.of_no_overlap(overlap)
         pinned = pins(whole.contributions, state_specs, traced.state_names)
         computes, _, _ = compile_computes(whole, state_specs, inputs, pinned, shared.closed_over)
         given = [*batch_leaves, np.int32(0)]
@@ -168,6 +119,7 @@ def cut_programs(
         LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name, one.operation)
         for one in parts.contributions
     )
+    stages = Stages.of(contribution, parts, state_specs, executables)
     return Programs(
         contribution=contribution,
         fingerprint={
@@ -180,7 +132,8 @@ def cut_programs(
         traced=traced,
         cut=parts,
         executables=executables,
-        state_specs=state_specs,
+        stages=stages,
+        device=DeviceSide(stages, executables),
         separate=shared.separate,
     )
 
@@ -278,33 +231,10 @@ def _types(state_specs: Sequence[Spec]) -> Hashable:
     return tuple((spec.shape, str(spec.dtype), spec.sharding) for spec in state_specs)
 
 
-def _bytes(specs: Sequence[Spec]) -> int:
-    return sum(spec.size * spec.dtype.itemsize for spec in specs)
-
-
 def _overlap_text(parts: Cut, overlap: int) -> str:
     """What must be equal for groups to exchange part by part."""
     leaves = " + ".join(str(len(labels)) for labels in parts.labels)
     return "1" if overlap == 1 else f"{overlap}, {leaves} leaves"
-
-
-def joined(
-    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
-    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
-) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """One step out of two functions. Cutting it gives them back, with every check of a step on top."""
-
-    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
-        made = grad_fn(state, batch)
-        if not (isinstance(made, tuple) and len(made) == 2):
-            raise StepError(
-                f"grad_fn returned {described(made)}, but it must return a pair: `return contribution, local`, where "
-                "local can be any pytree, such as {}."
-            )
-        contribution, local = made
-        return update_fn(state, pmean(contribution), local)
-
-    return train_step
 
 
 def program_settings(parts: Sequence[Part], closed_over: ClosedOver) -> dict[str, str]:

@@ -251,6 +251,11 @@ def ref_effects(eqn: Eqn) -> bool:
     return internal and not has_sub_jaxprs(eqn)
 
 
+def is_ref(atom: Atom) -> bool:
+    """Whether a variable is a Ref."""
+    return type(atom.aval).__name__ == "AbstractRef"
+
+
 def uses_refs(jaxpr: AnyJaxpr) -> bool:
     """Whether a jaxpr, or one that it contains, makes, reads or writes a Ref."""
     eqns = open_jaxpr(jaxpr).eqns

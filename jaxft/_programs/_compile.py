@@ -7,16 +7,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from jaxft._programs import _closed_over, _compat
 from jaxft._programs._closed_over import ClosedOver, refuse_deleted
+from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._fingerprint import part_digest
 from jaxft._programs._leaves import all_alive
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part
-from jaxft._programs._twins import Twins
 
 Spec = jax.ShapeDtypeStruct
 # The number of a shard: the last of the inputs that count as the batch.
@@ -253,3 +254,75 @@ def _key(cut: Cut, inputs: Sequence[Spec], state: Sequence[Spec], closed_over: C
 
 def _types(inputs: Sequence[Spec]) -> Hashable:
     return tuple((str(spec.dtype), spec.shape, spec.weak_type, spec.sharding) for spec in inputs)
+
+
+_PLAIN = (bool, int, str, bytes, type(None))
+_NUMBERS = (float, complex, np.generic)
+
+
+class Twins:
+    """Numbers programs: twins have the same number. The programs must stay alive as long as this object."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[int, int] = {}  # of jaxprs, by their identity
+
+    def number(self, part: Part) -> int:
+        """The number of a program. Where its inputs come from does not count; which arrays it closes over does."""
+        return self._numbered(
+            ("part", tuple(map(id, part.consts)), tuple(map(_type, part.zeros)), self._jaxpr(part.jaxpr))
+        )
+
+    def _numbered(self, content: Hashable) -> int:
+        return self._numbers.setdefault(content, len(self._numbers))
+
+    def _jaxpr(self, jaxpr: AnyJaxpr) -> int:
+        if id(jaxpr) not in self._known:
+            self._known[id(jaxpr)] = self._numbered(self._content(jaxpr))
+        return self._known[id(jaxpr)]
+
+    def _content(self, jaxpr: AnyJaxpr) -> Hashable:
+        inner = _compat.open_jaxpr(jaxpr)
+        names: dict[Var, int] = {}
+
+        def name(atom: Atom) -> Hashable:
+            if not _compat.is_var(atom):
+                return _literal(atom.val), _type(atom.aval)
+            return names.setdefault(atom, len(names)), _type(atom.aval)
+
+        return (
+            "jaxpr",
+            tuple(map(id, _compat.consts_of(jaxpr))),
+            tuple(map(name, (*inner.constvars, *inner.invars))),
+            tuple(
+                (
+                    id(eqn.primitive),
+                    tuple(map(name, eqn.invars)),
+                    tuple(map(name, eqn.outvars)),
+                    tuple((key, self._value(value)) for key, value in sorted(eqn.params.items())),
+                    id(eqn.ctx),
+                )
+                for eqn in inner.eqns
+            ),
+            tuple(map(name, inner.outvars)),
+        )
+
+    def _value(self, value: Any) -> Hashable:
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if isinstance(value, _NUMBERS):
+            return _literal(value)
+        if isinstance(value, tuple | list):
+            return type(value), tuple(map(self._value, value))
+        if _compat.is_jaxpr(value):
+            return "jaxpr", self._jaxpr(value)
+        return id(value)
+
+
+def _literal(value: Any) -> Hashable:
+    """A number by its bits: 0.0 equals -0.0, and a NaN nothing. JAX wraps those of numpy."""
+    return type(value), id(value) if isinstance(value, jax.Array) else np.asarray(value).tobytes()
+
+
+def _type(aval: Any) -> Hashable:
+    return str(aval), getattr(aval, "weak_type", False), getattr(aval, "sharding", None)

@@ -67,6 +67,12 @@ def program_digest(parts: Sequence[Part], *, meshes: bool = True) -> str:
     return _hash("\n".join(part_digest(part, meshes=meshes) for part in parts))
 
 
+def static_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The static arguments of a step, the same in every process; "" if there are none."""
+    named = [f"{name}={_value(value, _Text())}" for name, value in sorted(kwargs.items())]
+    return ", ".join([*(_value(value, _Text()) for value in args), *named])
+
+
 def leaves_digest(labels: Sequence[str], types: Sequence[Any]) -> str:
     """A digest and a short summary of leaves, given anything with a shape and a dtype for each."""
     lines = [f"{label}:{type_.dtype}{list(type_.shape)}" for label, type_ in zip(labels, types, strict=True)]

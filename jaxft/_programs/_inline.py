@@ -11,11 +11,11 @@ from jax import lax
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis, translated, written_with_sums
-from jaxft._programs._branches import Segment, segments_of, switch
+from jaxft._programs._branches import LOOPS, Segment, given_more, segments_of, switch
 from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
-from jaxft._programs._loops import LOOPS, given_more
 from jaxft._programs._primitive import pmean_p, shard_index_p
+from jaxft._programs._refs import contained
 
 # Primitives that only call a jaxpr. Of the others around a pmean, a scan is written out, and a cond divided; the rest
 # changes whether or how often it runs.
@@ -67,6 +67,7 @@ def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -
     flat = Flat(invars=[*jaxpr.invars, _compat.new_var(_compat.int32_aval())])
     flat.consts.update(zip(jaxpr.constvars, _compat.consts_of(closed), strict=True))
     flat.outvars = _Inliner(flat, axis, all_calls).body(jaxpr, {}, rename=False)
+    flat.eqns = contained(flat.eqns, flat.outvars)
     return flat
 
 
@@ -177,6 +178,7 @@ class _Inliner:
         inner = _Inliner(body, self._axis, self._all_calls)
         inner._rounds = self._rounds
         results = inner.body(branch, env, rename=True)
+        body.eqns = contained(body.eqns, results)
         self._rounds = inner._rounds
         self._flat.consts.update(body.consts)
         named: dict[Var, Atom] = dict(zip(branch.invars, operands, strict=True))
@@ -356,18 +358,9 @@ def _too_many(call: str, line: str) -> str:
 
 
 def _check_effects(eqn: Eqn) -> None:
-    if not eqn.effects:
-        return
-    line = _compat.source_line(eqn)
-    if _compat.ref_effects(eqn):
-        raise StepError(
-            f"The step reads or writes a mutable array, a jax Ref ({line}). A write cannot be undone if the job "
-            "does not commit the step, and a group that joins could not replay it. Pass the value through the "
-            "state instead; a Ref that exists only inside a nested jax.jit is fine."
-        )
     if _compat.ordered_effects(eqn):
         raise StepError(
-            f"The step has an ordered effect, {eqn.primitive.name!r} ({line}). The step becomes two programs with "
-            "an exchange between them, so the order of effects cannot be kept. Use ordered=False, or call the "
-            "host between steps."
+            f"The step has an ordered effect, {eqn.primitive.name!r} ({_compat.source_line(eqn)}). The step becomes "
+            "two programs with an exchange between them, so the order of effects cannot be kept. Use ordered=False, "
+            "or call the host between steps."
         )

@@ -1,7 +1,7 @@
 """The leaves of a state, made safe for programs that consume them."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxft._errors import ConfigurationError
+from jaxft._programs._checks import short
+from jaxft._programs._compat import PyTreeDef
 
 
 def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
@@ -121,3 +123,54 @@ def _pointers(leaf: jax.Array) -> set[int]:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     return {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+
+
+def first_difference(before: PyTreeDef, tree: Any) -> str:
+    """Say where the structure of `tree` first differs from another, in one line; "" if they are equal."""
+    return _difference(before, tree, ())
+
+
+def _difference(before: PyTreeDef, tree: Any, path: tuple[Any, ...]) -> str:
+    after = jax.tree.structure(tree)
+    if after == before:
+        return ""
+    where = f"at {jax.tree_util.keystr(path)}, " if path else ""
+    (was, old), (now, new) = before.node_data() or (None, None), after.node_data() or (None, None)
+    if was is not now:
+        return f"{where}{_kind(was)} became {_kind(now)}"
+    assert was is not None, "two leaves have one structure"
+    inner = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: node is not tree)
+    children = before.children()
+    if issubclass(was, Mapping) and isinstance(old, list) and isinstance(new, list) and old != new:
+        return f"{where}the keys {short(old)} became {short(new)}"
+    if len(inner) != len(children):
+        return f"{where}{_kind(was)} of {len(children)} became one of {len(inner)}"
+    for (key, child), one in zip(inner, children, strict=True):
+        if found := _difference(one, child, path + key):
+            return found
+    one, other = _parts(old, new)
+    return f"{where}a setting of {_kind(was)} was {short(one)} and is {short(other)}"
+
+
+def _kind(node: Any) -> str:
+    if node is None:
+        return "a leaf"
+    return "None" if node is type(None) else f"a {node.__name__}"
+
+
+def _parts(one: Any, other: Any) -> tuple[Any, Any]:
+    """Of what two nodes have beside their children, the first parts that differ."""
+    if type(one) is type(other) and isinstance(one, tuple | list) and len(one) == len(other):
+        pairs = list(zip(one, other, strict=True))
+    elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        pairs = [(one[key], other[key]) for key in one]
+    else:
+        return one, other
+    return next((_parts(*pair) for pair in pairs if not _same(*pair)), (one, other))
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:  # of another library's comparison
+        return False

@@ -46,13 +46,12 @@ from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
-from jaxft._programs._common import common
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._primitive import Path, call_name, pmean_p
 from jaxft._programs._scans import Rows, divide_scans
 from jaxft._programs._slice import Analysed, Gathered, Kind, Part
-from jaxft._programs._taint import BATCH, analyse
+from jaxft._programs._taint import BATCH, analyse, common
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
-import itertools
-import logging
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,26 +9,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._arrays._device_sums import DeviceSums, device_sums, free_bytes
-from jaxft._arrays._host_copies import is_accelerator
-from jaxft._arrays._lanes import Lanes, lane_devices
-from jaxft._arrays._layout import Layout, LeafSpec
-from jaxft._arrays._leaf_types import LeafType, type_of
-from jaxft._arrays._pieces import Pieces, Spread
+from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import ConfigurationError
-from jaxft._programs._buckets import Bucket, divided
 from jaxft._programs._checks import refuse_disabled_jit, refuse_others
 from jaxft._programs._compat import PyTreeDef, looking_for_special, special
-from jaxft._programs._compile import Executables, Program, Spec
-from jaxft._programs._leaves import DonationGuard, all_alive, own, refuse_tracers
+from jaxft._programs._compile import Executables, Program
+from jaxft._programs._device_side import DeviceSide
+from jaxft._programs._leaves import DonationGuard, all_alive, first_difference, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part, Picker, picker
-from jaxft._programs._structure import first_difference
+from jaxft._programs._stages import Stages
 from jaxft._programs._trace import Traced
-
-_log = logging.getLogger("jaxft")
 
 # What tells batches apart: their structure and the abstract value of each leaf.
 BatchKey = tuple[PyTreeDef, tuple[Any, ...]]
@@ -86,249 +74,12 @@ class Programs:
     traced: Traced
     cut: Cut
     executables: Executables
-    state_specs: Sequence[Spec]
+    stages: Stages
+    device: DeviceSide
     # Finds the programs for a batch of another type. None: such a batch is an error.
     siblings: "Callable[[Any, Any], Programs] | None" = None
     separate: DonationGuard = field(default_factory=DonationGuard)
     _known: "dict[BatchKey, Programs]" = field(default_factory=dict, init=False)
-    _sums: dict[int, DeviceSums | None] = field(default_factory=dict, init=False)
-    _layouts: dict[tuple[int, Span | None], Layout] = field(default_factory=dict, init=False)
-
-    @functools.cached_property
-    def layout(self) -> Layout:
-        """The layout of all that is exchanged: groups that agree on it exchange the same."""
-        return Layout.of(self.contribution)
-
-    @functools.cached_property
-    def devices(self) -> tuple[Any, ...]:
-        """The devices of the group, in the order of the lanes; empty if there is only one."""
-        found = lane_devices([*(spec.sharding for spec in self.state_specs), *self.executables.pins])
-        return found or (lane_devices(None) if jax.process_count() > 1 else ())
-
-    @functools.cached_property
-    def stage_pieces(self) -> tuple[Pieces, ...]:
-        """How the leaves of each stage's contribution are split in this process."""
-        made: list[Pieces] = []
-        for number, specs in enumerate(self._stage_specs):
-            shapes = [spec.shape for spec in specs]
-            types = [LeafType(spec.shape, spec.dtype) for spec in specs]
-            made.append(self._pieces(shapes, types, self._shardings(number)))
-        return tuple(made)
-
-    def _shardings(self, stage: int) -> Sequence[Any]:
-        """How the contributions to an exchange leave `compute`."""
-        return self.bucket(stage, self.executables.computes[self.buckets[stage].program].output_shardings)
-
-    @functools.cached_property
-    def state_pieces(self) -> Pieces:
-        """How the leaves of the state are split in this process."""
-        return self.pieces_of_state(range(len(self.state_specs)))
-
-    def pieces_of_state(self, numbers: Sequence[int]) -> Pieces:
-        """How some leaves of the state are split in this process."""
-        specs = [self.state_specs[number] for number in numbers]
-        shapes = [tuple(spec.shape) for spec in specs]
-        return self._pieces(shapes, list(map(type_of, specs)), [spec.sharding for spec in specs])
-
-    def _pieces(
-        self, shapes: Sequence[tuple[int, ...]], types: Sequence[LeafType], shardings: Sequence[Any]
-    ) -> Pieces:
-        lanes = Lanes.of(shapes, types, shardings, self.devices)
-        spread = [Spread.of(*pair) for pair in zip(shapes, shardings, strict=True)]
-        return Pieces(lanes, self.devices, spread, rank=jax.process_index(), ranks=jax.process_count())
-
-    @functools.cached_property
-    def lanes_text(self) -> str:
-        """What every device of the group holds: groups that differ in it cannot exchange lane by lane."""
-        held = [pieces.lanes.digest for pieces in (self.state_pieces, *self.stage_pieces)]
-        digest = hashlib.sha256(" ".join(held).encode()).hexdigest()[:16]
-        meshes = {
-            ", ".join(f"{name}: {size}" for name, size in spec.sharding.mesh.shape.items())
-            for spec in self.state_specs
-            if isinstance(spec.sharding, jax.sharding.NamedSharding)
-        }
-        return f"{max(1, len(self.devices))} devices on ({') and ('.join(sorted(meshes))}), {digest}"
-
-    @functools.cached_property
-    def piece_specs(self) -> tuple[LeafSpec, ...]:
-        """The types of all pieces: what this process exchanges with other groups."""
-        return self.specs_of(None)
-
-    def specs_of(self, span: Span | None) -> tuple[LeafSpec, ...]:
-        """The types of all that is exchanged of some lanes; None: of this process."""
-        by_stage = zip(self.stage_pieces, self._stage_specs, strict=True)
-        return tuple(spec for pieces, specs in by_stage for spec in pieces.specs(specs, span))
-
-    @functools.cached_property
-    def layouts(self) -> tuple[Layout, ...]:
-        """Where the elements lie in each exchange.
-
-        Those of whole leaves differ, so frames of one are not taken for another's. Parts of two stages may look
-        alike; they go over the same connection, one after the other.
-        """
-        made = tuple(self.span_layout(number, None) for number in range(self.stages))
-        assert len({layout.digest for layout in made}) == len(made) or not self.state_pieces.whole
-        return made
-
-    def span_layout(self, stage: int, span: Span | None) -> Layout:
-        """The layout of the parts of some lanes in one exchange; None: of this process."""
-        key = (stage, span)
-        if key not in self._layouts:
-            specs = self.stage_pieces[stage].specs(self._stage_specs[stage], span)
-            self._layouts[key] = Layout.of(specs)
-        return self._layouts[key]
-
-    def layouts_with(self, ranks: int) -> list[Layout]:
-        """The layouts of all exchanges of a step, among groups of as many processes."""
-        return [
-            self.span_layout(number, span)
-            for number, pieces in enumerate(self.stage_pieces)
-            for span in (pieces.spans({ranks}) if ranks > 1 else (None,))
-        ]
-
-    @functools.cached_property
-    def on_accelerator(self) -> bool:
-        """Whether contributions are made in the memory of accelerators."""
-        shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
-        return any(is_accelerator(device) for one in shardings[:1] for device in one.device_set)
-
-    def compile_sums(self) -> None:
-        """Compile what adds contributions on an accelerator, before a step needs it."""
-        for stage in range(self.stages):
-            self.sums(stage)
-
-    def sums(self, stage: int) -> DeviceSums | None:
-        """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
-        if stage not in self._sums and self.stage_pieces[stage].whole:
-            self._compile_sums(stage, self._shardings(stage))
-        return self._sums.get(stage)
-
-    def made(self, stage: int, contribution: Sequence[Any]) -> None:
-        """Note where the parts of a first contribution are, in a group of several processes, and compile its sums."""
-        if stage not in self._sums:
-            self._compile_sums(stage, [part.sharding for part in contribution])
-
-    def _compile_sums(self, stage: int, shardings: Sequence[Any]) -> None:
-        programs = {self.buckets[each].program for each in self.run_of(stage)}
-        self._sums[stage] = (
-            device_sums(self.layouts[stage], tuple(shardings), self._compute_bytes)
-            if len(programs) == 1
-            else None  # sums would wait for all programs of the run, which are started before
-        )
-
-    def has_room_ahead(self) -> bool:
-        """Whether an accelerator has memory for one more `compute` while the results of the last are there."""
-        return self.on_accelerator and self._have_room(self._compute_bytes)
-
-    def _have_room(self, size_bytes: int) -> bool:
-        """Whether each device has so much memory left."""
-        shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
-        return all(free_bytes(device) >= size_bytes for device in shardings[0].addressable_devices)
-
-    @functools.cached_property
-    def _compute_bytes(self) -> int:
-        """The memory that `compute` takes of each device, temporaries and results."""
-        found = [program.memory_analysis() for program in self.executables.computes]
-        if None in found:
-            return sys.maxsize  # not known: there is no room to be sure of
-        return sum(one.temp_size_in_bytes + one.output_size_in_bytes for one in found)
-
-    def to_devices(self, stage: int, means: Sequence[np.ndarray]) -> Sequence[Any]:
-        """Start to bring the means of an exchange to the devices of an accelerator, ahead of `apply`.
-
-        Returns them as `joined` takes them: as they are on CPU, in a group of several processes, and where the
-        devices have no room for them beside one more `compute`.
-        """
-        if not self.on_accelerator or not self.stage_pieces[stage].whole:
-            return means
-        start = sum(len(specs) for specs in self._stage_specs[:stage])
-        shardings = [spec.sharding for spec in self.executables.means[start : start + len(means)]]
-        if self.devices and None in shardings:
-            return means  # `apply` decides where they go
-        if not self._have_room(self._compute_bytes + sum(mean.nbytes for mean in means)):
-            return means
-        try:
-            return jax.device_put(list(means), shardings)
-        except jax.errors.JaxRuntimeError as error:
-            _log.warning("The means are brought to the devices later, by apply: %s", error)
-            return means
-
-    @property
-    def stages(self) -> int:
-        """How many exchanges a step has."""
-        return len(self.buckets)
-
-    @functools.cached_property
-    def buckets(self) -> tuple[Bucket, ...]:
-        """What each exchange takes. Groups that have the same programs on the same kind of device divide alike."""
-        rest = iter(self.contribution)
-        found: list[Bucket] = []
-        for number, stage in enumerate(self.cut.stages):
-            specs = list(itertools.islice(rest, len(stage.contributions)))
-            found += divided(number, [Layout.of([spec]).size_bytes for spec in specs], self.on_accelerator)
-        return tuple(found)
-
-    def bucket(self, stage: int, made: Sequence[Any]) -> Sequence[Any]:
-        """Of what a program made, what one exchange takes."""
-        bucket = self.buckets[stage]
-        return made[bucket.first : bucket.stop]
-
-    def begins(self, stage: int) -> bool:
-        """Whether a program is run before an exchange; otherwise the one before has made its bucket, too."""
-        return self.buckets[stage].first == 0
-
-    def made_with(self, stage: int) -> range:
-        """An exchange, and those after it whose buckets the same program makes."""
-        program = self.buckets[stage].program
-        return range(stage, max(n for n, bucket in enumerate(self.buckets) if bucket.program == program) + 1)
-
-    def run_of(self, stage: int) -> range:
-        """The stages that can be started together with one."""
-        return next(run for run in self.runs if stage in run)
-
-    @functools.cached_property
-    def runs(self) -> tuple[range, ...]:
-        """The stages, divided where one reads the means of another. Without overlap, each run is one stage."""
-        counts = [bucket.stop - bucket.first for bucket in self.buckets]
-        begins = [0]
-        for number, bucket in enumerate(self.buckets):
-            means = self.cut.stages[bucket.program].compute.means
-            if self.begins(number) and max(means, default=-1) >= sum(counts[: begins[-1]]):
-                begins.append(number)
-        return tuple(map(range, begins, [*begins[1:], self.stages]))
-
-    def joined(self, means: Sequence[np.ndarray], stages: int | None = None) -> list[Any]:
-        """The means of the first stages as `compute_next` and `apply` take them, from this process's pieces."""
-        found: list[Any] = []
-        start = 0
-        for pieces in self.stage_pieces[:stages]:
-            found += pieces.join(means[start : start + pieces.count])
-            start += pieces.count
-        return found
-
-    def cut_means(self, means: Sequence[np.ndarray], span: Span) -> list[np.ndarray]:
-        """Of this process's pieces of the means of all stages, what belongs to some lanes."""
-        found: list[np.ndarray] = []
-        start = 0
-        for pieces in self.stage_pieces:
-            found += pieces.cut(means[start : start + pieces.count], span)
-            start += pieces.count
-        return found
-
-    def split(self, means: Sequence[Any]) -> list[Any]:
-        """This process's pieces of the means of all stages."""
-        found: list[Any] = []
-        start = 0
-        for pieces, specs in zip(self.stage_pieces, self._stage_specs, strict=True):
-            found += pieces.split(means[start : start + len(specs)])
-            start += len(specs)
-        return found
-
-    @functools.cached_property
-    def _stage_specs(self) -> tuple[tuple[LeafSpec, ...], ...]:
-        """The contribution, exchange by exchange."""
-        rest = iter(self.contribution)
-        return tuple(tuple(itertools.islice(rest, bucket.stop - bucket.first)) for bucket in self.buckets)
 
     def state_leaves(self, state: Any) -> list[jax.Array]:
         """The leaves of a state, as `compute` and `apply` take them. Numbers and numpy arrays are copied to a device.

@@ -21,6 +21,7 @@ never accepts an invalid one.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxft._arrays._layout import Operation
 from jaxft._errors import StepError
@@ -236,3 +237,37 @@ def _union(taints: Sequence[Taint]) -> Taint:
     for taint in taints:
         result |= taint
     return result
+
+
+# Of what derives from the state alone, only such are passed: numbers and keys, no masks.
+_SMALL_BYTES = 1024
+
+
+def common(flat: Flat, taints: Taints) -> dict[Var, int]:
+    """The values that may be passed, and for each the stage whose program makes it.
+
+    What derives from the state alone belongs to the stage in which it stands in the step: after so many exchanges.
+    """
+    found: dict[Var, int] = {}
+    now = 0
+    for eqn in flat.eqns:
+        if eqn.primitive is pmean_p:
+            now = max([now, *(stage_of(taints.taint(var)) for var in eqn.outvars if var in taints.exchanged)])
+            continue
+        made_of_bytes = sum(map(_size_bytes, filter(_has_size, filter(_compat.is_var, eqn.invars))))
+        for var in filter(_has_size, eqn.outvars):
+            taint, size_bytes = taints.taint(var), _size_bytes(var)
+            stage = stage_of(taint) or (now if size_bytes <= _SMALL_BYTES else 0)
+            if stage and not taint & BATCH and size_bytes <= made_of_bytes:
+                found[var] = stage
+    return found
+
+
+def _has_size(atom: Atom) -> bool:
+    """Whether it is an array: not a token, for instance."""
+    return hasattr(atom.aval, "size") and hasattr(atom.aval, "dtype")
+
+
+def _size_bytes(atom: Atom) -> int:
+    aval: Any = atom.aval
+    return aval.size * aval.dtype.itemsize

@@ -14,9 +14,8 @@ from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._checks import other
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
-from jaxft._programs._leaves import labels
-from jaxft._programs._primitive import Path, path_names
-from jaxft._programs._structure import first_difference
+from jaxft._programs._leaves import first_difference, labels
+from jaxft._programs._primitive import Path, path_names, pmean
 
 Spec = jax.ShapeDtypeStruct
 KeyPath: TypeAlias = tuple[Any, ...]
@@ -132,6 +131,25 @@ def described(result: Any) -> str:
     if isinstance(result, jax.Array):  # a tracer, whose class says nothing to the user
         return f"one array, {jax.typeof(result).str_short()}"
     return f"a {type(result).__name__}"
+
+
+def joined(
+    grad_fn: Callable[[Any, Any], tuple[Any, Any]],
+    update_fn: Callable[[Any, Any, Any], tuple[Any, Any]],
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """One step out of two functions. Cutting it gives them back, with every check of a step on top."""
+
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        made = grad_fn(state, batch)
+        if not (isinstance(made, tuple) and len(made) == 2):
+            raise StepError(
+                f"grad_fn returned {described(made)}, but it must return a pair: `return contribution, local`, where "
+                "local can be any pytree, such as {}."
+            )
+        contribution, local = made
+        return update_fn(state, pmean(contribution), local)
+
+    return train_step
 
 
 def _check_arrays(new_state: Any, metrics: Any) -> None:

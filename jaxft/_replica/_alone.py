@@ -17,8 +17,7 @@ from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
 from jaxft._programs._nonfinite import find
 from jaxft._programs._programs import Local
-from jaxft._replica._engine import Call
-from jaxft._replica._one_step import OneStep
+from jaxft._replica._engine import Call, OneStep
 from jaxft._replica._steps import LoopWatch
 
 _log = logging.getLogger("jaxft")
@@ -97,8 +96,10 @@ class Alone:
         programs, count = call.programs, call.shards or 1
         means: list[Any] = []
         local: dict[int, Local] = {}
-        for run in programs.runs:
-            partials = {stage: Partials(programs.layouts[stage], count, call.sums(stage)) for stage in run}
+        for run in programs.stages.runs:
+            partials = {
+                stage: Partials(programs.stages.layouts[stage], count, call.sums(stage)) for stage in run
+            }
             made: list[Any] = []
             for shard in range(count):
                 made.clear()
@@ -107,17 +108,17 @@ class Alone:
                     if stage == 0:
                         batch = call.batch_for(self.step, shard)
                         contribution, local[shard] = programs.compute(state, batch, shard)
-                    elif programs.begins(stage):
+                    elif programs.stages.begins(stage):
                         contribution, local[shard] = programs.compute_next(state, means, local[shard])
-                    made.append(programs.bucket(stage, contribution))
+                    made.append(programs.stages.bucket(stage, contribution))
                 local[shard] = local[shard].sharing([local[0]])
-                if shard > 0 and run.stop == programs.stages:
+                if shard > 0 and run.stop == programs.stages.count:
                     del local[shard]
                 for stage, contribution in zip(run if count > 1 else (), made, strict=False):
-                    partials[stage].add(shard, programs.stage_pieces[stage].split(contribution))
+                    partials[stage].add(shard, programs.stages.stage_pieces[stage].split(contribution))
             for stage, contribution in zip(run, made, strict=True):
                 # A single contribution stays on the device, and is not waited for.
-                pieces = programs.stage_pieces[stage]
+                pieces = programs.stages.stage_pieces[stage]
                 means += pieces.join(partials[stage].mean_alone()) if count > 1 else contribution
         return means, local[0]
 
@@ -138,7 +139,7 @@ class Alone:
 
 def _found_in_any_process(call: Call, means: Sequence[Any]) -> str:
     """Which of the means is not finite; all processes of the program get an answer, or none."""
-    found = find(call.programs.piece_specs, call.programs.split(means), call.nonfinite)
+    found = find(call.programs.stages.piece_specs, call.programs.stages.split(means), call.nonfinite)
     if jax.process_count() == 1:
         return found
     (everywhere,) = np.nonzero(multihost_utils.process_allgather(np.asarray(bool(found))))

@@ -35,14 +35,14 @@ from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._programs._programs import Local
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, OwnBatch, StateBatches
-from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._report import Record
 from jaxft._telemetry._observer import Observers
 from jaxft._transport._endpoints import agreed_threads, endpoints_at
 from jaxft._transport._listener import Abort
+from jaxft.data._batch_functions import OwnBatch, StateBatches
 
 _log = logging.getLogger("jaxft")
 
@@ -140,13 +140,13 @@ class Attempts:
         with self._session.activity(Attempt(quorum, Step(step)), self._abort) as abort:
             held.start_digest(quorum.step)
             began_s = time.monotonic()
-            for stage in range(call.programs.stages):
+            for stage in range(call.programs.stages.count):
                 if not self._compute(call, stage, quorum, abort, record):
                     return
                 self._session.computed = (quorum.quorum_id, Step(step))
                 # From the first exchange on, time counts. Before a later one, peers may still compute, if there is
                 # something to compute.
-                computes = stage > 0 and call.programs.begins(stage)
+                computes = stage > 0 and call.programs.stages.begins(stage)
                 more_s = STAGES_OF_PATIENCE * (time.monotonic() - began_s) if computes else 0.0
                 if not self._exchanged(call, stage, quorum, more_s, abort, record):
                     return
@@ -158,7 +158,7 @@ class Attempts:
         record.vote_s = time.perf_counter() - self._voted_s
         work = self._work
         assert work.step == step == self._held.step
-        means = work.means(call.programs.stages)
+        means = work.means(call.programs.stages.count)
         local = work.stages[-1].locals[min(work.counted)] if work.counted else None
         skip = call.nonfinite == "skip" and bool(work.nonfinite)
 
@@ -166,7 +166,7 @@ class Attempts:
             self._session.post(Applied(Step(step + 1)))
             self.forget()
 
-        given = work.given(call.programs.stages)
+        given = work.given(call.programs.stages.count)
         record.metrics = self._held.advance(call.programs, means, local, skip=skip, done=applied, given=given)
 
     def forget(self) -> None:
@@ -194,15 +194,15 @@ class Attempts:
         """
         began_s = time.perf_counter()
         shards = _shards_of(quorum, self._me)
-        run = call.programs.run_of(number)
+        run = call.programs.stages.run_of(number)
         if number == run.start:
             self._prepare(call, run, quorum, shards)
             if not self._start(call, run, shards, abort, record):
                 return False
-        elif shards and call.programs.begins(number):
-            for each in call.programs.made_with(number):
+        elif shards and call.programs.stages.begins(number):
+            for each in call.programs.stages.made_with(number):
                 self._merge(call, each, shards[-1])
-        for each in call.programs.made_with(number):
+        for each in call.programs.stages.made_with(number):
             partials = self._work.stages[each].partials
             assert partials is not None
             partials.start_copies()
@@ -228,10 +228,10 @@ class Attempts:
             last = shard == shards[-1]
             # An accelerator has its next programs, and their batch, before it has ended the last. On CPU they would
             # take the cores from each other.
-            ahead = 1 if call.programs.has_room_ahead() else 0
+            ahead = 1 if call.programs.device.has_room_ahead() else 0
             while len(started) > (0 if last else ahead):
                 one = started.pop(0)
-                for number in run if one != shards[-1] else call.programs.made_with(run.start):
+                for number in run if one != shards[-1] else call.programs.stages.made_with(run.start):
                     self._merge(call, number, one)
                 self._work.counted = (*self._work.counted, self._key(call, one))
         return True
@@ -243,17 +243,17 @@ class Attempts:
         if run.start == 0:
             made, local = self._compute_first(call, shard)
         else:
-            means = programs.joined(work.given(run.start), run.start)
+            means = programs.stages.joined(work.given(run.start), run.start)
             before = work.stages[run.start - 1].locals
             made, local = programs.compute_next(leaves, means, self._unspent(call, before[key], means, shard))
             before[key] = before[key].only_counts()  # the new one has what is still needed
         for number in run:
-            if number > run.start and programs.begins(number):
+            if number > run.start and programs.stages.begins(number):
                 made, local = programs.compute_next(leaves, means, local)
             stage = work.stages[number]
-            contribution = programs.stage_pieces[number].split(programs.bucket(number, made))
+            contribution = programs.stages.stage_pieces[number].split(programs.stages.bucket(number, made))
             call.made(number, contribution)
-            if programs.on_accelerator and not stage.adds_on_device:
+            if programs.stages.on_accelerator and not stage.adds_on_device:
                 # Now: a copy waits for all programs that were started before it.
                 stage.contributions[key] = host_copies(contribution)
             else:
@@ -315,7 +315,7 @@ class Attempts:
                 stages.append(_Stage())
             if stages[number].partials is None or call.shards is None:
                 stages[number].partials = Partials(
-                    call.programs.layouts[number], quorum.total_shards, call.sums(number)
+                    call.programs.stages.layouts[number], quorum.total_shards, call.sums(number)
                 )
 
     def _exchanged(
@@ -340,15 +340,15 @@ class Attempts:
     def _exchange_of_all_ranks(
         self, call: Call, number: int, quorum: NewQuorum, more_s: float, abort: Abort
     ) -> Verdict:
-        work, stages = self._work, call.programs.stages
+        work, stages = self._work, call.programs.stages.count
         with self._ranks.operation("exchange", abort) as operation:
             try:
                 means = self._exchange(call, number, quorum, more_s, abort)
             except ExchangeFailed as error:
                 return operation.settle(str(error), tuple(error.peers))
             self._session.got_on()
-            work.took(number, means, call.programs.run_of(number).stop)
-            work.stages[number].given = call.programs.to_devices(number, means)
+            work.took(number, means, call.programs.stages.run_of(number).stop)
+            work.stages[number].given = call.programs.device.to_devices(number, means)
             last = number == stages - 1
             note = self._finite.look(call, work.means(stages), self._held.step) if last else ""
             return operation.settle(note=note)
@@ -367,8 +367,8 @@ class Attempts:
         return self._links.exchange(
             Contribution(
                 partials,
-                call.programs.stage_pieces[number],
-                lambda span: call.programs.span_layout(number, span),
+                call.programs.stages.stage_pieces[number],
+                lambda span: call.programs.stages.span_layout(number, span),
             ),
             step=step,
             total_shards=quorum.total_shards,
@@ -376,7 +376,7 @@ class Attempts:
         )
 
     def _span_links(self, call: Call, number: int, quorum: NewQuorum, abort: Abort) -> SpanLinks:
-        step, pieces = self._held.step, call.programs.stage_pieces[number]
+        step, pieces = self._held.step, call.programs.stages.stage_pieces[number]
         # Shorter than the exchange's timeout, so that members that wait for a link fail first.
         timeout_s = self._config.failure_timeout_s / 4
 
@@ -399,7 +399,9 @@ class Attempts:
         mine: tuple[Span | None, ...] = (None,) if sizes == {1} else pieces.spans(sizes)
         # No more than the largest exchange of a step is divided into.
         layouts = (
-            call.programs.span_layout(stage, span) for stage in range(call.programs.stages) for span in mine
+            call.programs.stages.span_layout(stage, span)
+            for stage in range(call.programs.stages.count)
+            for span in mine
         )
         strands = max(strands_of(layout, _threads(quorum)) for layout in layouts)
         self._listener.check(peers_of_each(len(quorum.members)), strands)

@@ -17,8 +17,7 @@ from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._spans import SpanFetcher
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call
-from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._replica._rehearsal import Rehearsal
@@ -61,7 +60,7 @@ class CatchUp:
         donors = tuple(donor.group for donor in heal.donors)
         _log.info("[jaxft %s] heals to step %d from %s", self._me.group, heal.step, ", ".join(donors))
         self._observers.enters("heal", heal.step)
-        pieces = call.programs.state_pieces
+        pieces = call.programs.stages.state_pieces
         self._rehearsal.start(call)
         with (
             self._session.activity(directive, Abort()) as abort,
@@ -99,7 +98,7 @@ class CatchUp:
             self._ranks.operation("replay", abort) as operation,
         ):
             programs = call.programs
-            fetcher = self._fetcher_for(heal, programs.state_pieces)
+            fetcher = self._fetcher_for(heal, programs.stages.state_pieces)
             means: list[np.ndarray] = []
             numbers: list[int] = []
             edits: Sequence[np.ndarray] = ()
@@ -107,10 +106,10 @@ class CatchUp:
             try:
                 flags = LeafSpec("edited", (len(self._held.leaves),), "uint8")
                 means, changed = fetcher.means(
-                    step, programs.specs_of, programs.stage_pieces, flags, cancel=abort
+                    step, programs.stages.specs_of, programs.stages.stage_pieces, flags, cancel=abort
                 )
                 numbers = np.flatnonzero(changed).tolist()
-                edits = fetcher.edits(step, programs.pieces_of_state(numbers), cancel=abort)
+                edits = fetcher.edits(step, programs.stages.pieces_of_state(numbers), cancel=abort)
                 note = self._finite.look(call, means, step)
             except HealFailed as error:
                 failure = str(error)
@@ -138,7 +137,9 @@ class CatchUp:
         if not numbers:
             return {}
         like = [self._held.leaves[number] for number in numbers]
-        return dict(zip(numbers, call.programs.pieces_of_state(numbers).place(edits, like), strict=True))
+        return dict(
+            zip(numbers, call.programs.stages.pieces_of_state(numbers).place(edits, like), strict=True)
+        )
 
     def close(self) -> None:
         if self._fetcher is not None:

@@ -1,66 +1,21 @@
-"""The interface that runs the steps of a group, in a job or alone."""
+"""The interface that runs the steps of a group, in a job or alone, and what both check of each call."""
 
 import contextlib
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from jaxft._arrays._device_sums import DeviceSums
-from jaxft._programs._nonfinite import Policy
+from jaxft._errors import ConfigurationError
+from jaxft._programs._nonfinite import Policy, compared_policy, find
 from jaxft._programs._programs import Programs
 from jaxft._replica._steps import Steps
+from jaxft.data._batch_functions import BatchFor
 
-# Maps a step and a shard to that shard's batch.
-BatchFor = Callable[[int, int], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class OwnBatch:
-    """The batch that a group brings itself, for any shard."""
-
-    batch: Any
-
-    def __call__(self, step: int, shard: int) -> Any:
-        return self.batch
-
-
-@dataclass(frozen=True, slots=True)
-class StateBatches:
-    """Batches that are made of the state, too: groups with different states make different ones.
-
-    Attributes:
-        ask: makes the batch of a shard, of the state that the next step starts from.
-        leaves: returns the leaves of that state.
-    """
-
-    ask: BatchFor
-    leaves: Callable[[], Sequence[Any]]
-
-    def __call__(self, step: int, shard: int) -> Any:
-        return self.ask(step, shard)
-
-    def first_once(self) -> "StateBatches":
-        """The same for a first call, which needs shard 0 for its type before it computes that shard."""
-        known: dict[int, tuple[Sequence[Any], Any]] = {}
-
-        def ask(step: int, shard: int) -> Any:
-            if shard:
-                return self.ask(step, shard)
-            leaves = self.leaves()
-            before, batch = known.get(step, ((), None))
-            if step not in known or not _are_same(before, leaves):
-                batch = self.ask(step, shard)
-                known[step] = leaves, batch
-            return batch
-
-        return StateBatches(ask, self.leaves)
-
-
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+_log = logging.getLogger("jaxft")
 
 
 class Call(NamedTuple):
@@ -73,12 +28,12 @@ class Call(NamedTuple):
 
     def sums(self, stage: int) -> DeviceSums | None:
         """What adds a group's shards on an accelerator; None: it has one, or the host adds them."""
-        return self.programs.sums(stage) if self._adds else None
+        return self.programs.device.sums(stage) if self._adds else None
 
     def made(self, stage: int, contribution: Sequence[Any]) -> None:
         """Note where the parts of a contribution are, which decides what adds them."""
         if self._adds:
-            self.programs.made(stage, contribution)
+            self.programs.device.made(stage, contribution)
 
     @property
     def _adds(self) -> bool:
@@ -129,3 +84,68 @@ class AnyManager(Protocol):
     @property
     def _engine(self) -> Engine: ...
     def _compare_ranks(self, settings: Mapping[str, str]) -> None: ...
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """What all calls of a step have in common: a group that joins replays a run with the only step that it knows.
+
+    The shape of a batch may change from call to call, and `compute` with it. What the groups exchange, and what they
+    do with the means, may not.
+    """
+
+    settings: Mapping[str, str]
+    apply_key: Hashable
+
+    @staticmethod
+    def of(call: Call) -> "OneStep":
+        fingerprint = call.programs.fingerprint
+        settings = {
+            "state": fingerprint["state"],
+            "contribution": fingerprint["contribution"],
+            "shards": shards_setting(call),
+            "nonfinite": compared_policy(call.nonfinite),
+        }
+        return OneStep(settings, call.programs.executables.apply_key)
+
+    def check(self, now: "OneStep", *, run: str, instead: str) -> None:
+        """Raise ConfigurationError if `now` is of another step.
+
+        Args:
+            now: of a later call.
+            run: what the first step did, to name it.
+            instead: what to do for another step.
+        """
+        if now == self:
+            return
+        differing = [name for name in self.settings if now.settings[name] != self.settings[name]]
+        what = "what it does with the means"
+        if differing:
+            what = f"{differing[0]}: {self.settings[differing[0]]!r} then, {now.settings[differing[0]]!r} now"
+        raise ConfigurationError(
+            f"this step differs from the one that {run}, in {what}. A run has one training step, with which groups "
+            f"that join replay all of it; a step may have several exchanges. {instead}"
+        )
+
+
+def shards_setting(call: Call) -> str:
+    return "members" if call.shards is None else str(call.shards)
+
+
+class FiniteCheck:
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._warned = False
+
+    def look(self, call: Call, means: Sequence[Any], step: int) -> str:
+        """Which of the means is not finite, if the policy checks it: the same text in every group."""
+        found = find(call.programs.stages.piece_specs, means, call.nonfinite)
+        if found and call.nonfinite == "skip":
+            _log.warning("[jaxft %s] step %d changes nothing: %s", self._group, step, found)
+        elif found and not self._warned:
+            self._warned = True
+            _log.warning(
+                '[jaxft %s] the means of step %d are not finite: %s (nonfinite="%s"; logged once)',
+                *(self._group, step, found, call.nonfinite),
+            )
+        return found

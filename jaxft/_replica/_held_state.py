@@ -93,7 +93,7 @@ class HeldState:
 
     def publish(self) -> None:
         """Offer the state to joiners: the pieces that belong to this process's lanes."""
-        pieces = None if self.programs is None else self.programs.state_pieces
+        pieces = None if self.programs is None else self.programs.stages.state_pieces
         self._store.publish(self.step, self.leaves if pieces is None else pieces.split(self.leaves), pieces)
 
     def end_log(self) -> None:
@@ -136,7 +136,7 @@ class HeldState:
             self.say_digest(self.step)  # last chance: the state is about to be overwritten
         # Also for a skipped step: the next one overwrites its state.
         self._store.before_donation()
-        joined = () if skip else programs.joined(means if given is None else given)
+        joined = () if skip else programs.stages.joined(means if given is None else given)
         with ctrl_c_later():
             if skip:
                 leaves, metrics = self.current, programs.blank_metrics()
@@ -156,14 +156,16 @@ class HeldState:
         numbers = sorted(self.edits)
         edited = [self.edits[number] for number in numbers]
         edits = (
-            [_on_host(piece) for piece in programs.pieces_of_state(numbers).split(edited)] if edited else []
+            [_on_host(piece) for piece in programs.stages.pieces_of_state(numbers).split(edited)]
+            if edited
+            else []
         )
         kept = self._store.log(
             self.step,
             [*means, changed],
             edits,
-            cut_means=lambda logged, span: [*programs.cut_means(logged[:-1], span), logged[-1]],
-            cut_edits=lambda logged, span: programs.pieces_of_state(numbers).cut(logged, span),
+            cut_means=lambda logged, span: [*programs.stages.cut_means(logged[:-1], span), logged[-1]],
+            cut_edits=lambda logged, span: programs.stages.pieces_of_state(numbers).cut(logged, span),
         )
         if kept:
             self._replace_results(programs)
@@ -176,7 +178,7 @@ class HeldState:
         """
         if self._touching is not None and self._touching.is_alive():
             return
-        layouts = programs.layouts_with(self._ranks.size)
+        layouts = programs.stages.layouts_with(self._ranks.size)
         sizes = not_idle(size for layout in layouts for size in result_bytes(layout))
         if not sizes or not _has_room(sum(sizes)):
             return

@@ -20,12 +20,12 @@ from jaxft._programs._nonfinite import compared_policy
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._ranks._settings import compare
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, OwnBatch, StateBatches
+from jaxft._replica._engine import Call, OneStep, shards_setting
 from jaxft._replica._held_state import HeldState
-from jaxft._replica._one_step import OneStep, shards_setting
 from jaxft._replica._saving import Saving
 from jaxft._transport._handshake import DATA_PLANE_VERSION
 from jaxft._version import __version__
+from jaxft.data._batch_functions import OwnBatch, StateBatches
 
 _log = logging.getLogger("jaxft")
 
@@ -103,7 +103,7 @@ class Joining:
         return {
             **compared(call.programs.fingerprint, other_meshes=self._config.other_meshes),
             **self._config.compared_settings,
-            "layout": call.programs.layout.digest,
+            "layout": call.programs.stages.layout.digest,
             **self._lanes(call),
             "shards": shards_setting(call),
             "nonfinite": compared_policy(call.nonfinite),
@@ -115,9 +115,9 @@ class Joining:
         """What must be equal for groups to exchange lane by lane, or as wholes."""
         if self._config.other_meshes:
             # Only groups of one process have whole leaves, so that their meshes need not be equal.
-            several = {"lanes": call.programs.lanes_text} if self._ranks.size > 1 else {}
+            several = {"lanes": call.programs.stages.lanes_text} if self._ranks.size > 1 else {}
             return {"ranks": str(self._ranks.size), **several}
-        return {"lanes": call.programs.lanes_text}
+        return {"lanes": call.programs.stages.lanes_text}
 
     def _post(self, prepared: Prepared) -> None:
         self._session.post(prepared)

@@ -55,10 +55,10 @@ class Rehearsal:
             # The first call has asked for this batch, to know its type.
             batch = call.batch_for(self._held.step, 0)
         made, local = programs.compute(leaves, batch)
-        for stage in programs.run_of(0):
-            if stage and programs.begins(stage):
+        for stage in programs.stages.run_of(0):
+            if stage and programs.stages.begins(stage):
                 made, local = programs.compute_next(leaves, (), local)
-            call.made(stage, programs.stage_pieces[stage].split(programs.bucket(stage, made)))
+            call.made(stage, programs.stages.stage_pieces[stage].split(programs.stages.bucket(stage, made)))
 
     def touch_results(self, call: Call) -> None:
         """Write once to the memory that the results of an exchange will take. Call it before the first state is held.
@@ -67,7 +67,7 @@ class Rehearsal:
         """
         if self._held.made:
             return
-        layouts = call.programs.layouts_with(self._ranks.size)
+        layouts = call.programs.stages.layouts_with(self._ranks.size)
         results = [region for layout in layouts for region in result_regions(layout)]
         for region in results:
             region.view(np.uint8).fill(0)

@@ -39,8 +39,7 @@ from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._draining import Drained
-from jaxft._replica._engine import Call
-from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._membership import Membership

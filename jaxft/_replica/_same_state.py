@@ -18,8 +18,7 @@ from jaxft._arrays._pieces import Spread
 from jaxft._arrays._placement import place
 from jaxft._errors import ConfigurationError
 from jaxft._programs._compat import PyTreeDef
-from jaxft._programs._leaves import labels, refuse_tracers
-from jaxft._programs._structure import first_difference
+from jaxft._programs._leaves import first_difference, labels, refuse_tracers
 
 
 def same_state(

@@ -16,7 +16,7 @@ from jaxft._arrays._digest import digest
 from jaxft._arrays._pieces import Spread
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import refuse_iterator, refuse_others, short
-from jaxft._programs._structure import first_difference
+from jaxft._programs._leaves import first_difference
 
 # Of so many batches one is computed twice: at most a thousandth of the time that batches take.
 EVERY = 1000

@@ -17,7 +17,8 @@ from jaxft._arrays._digest import digest
 from jaxft._heal import _bands
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import Programs
 from jaxft._transport._listener import Abort, Listener
 
 from .donors import LONG_S, Donor, fetch_state, in_thread, joiner, mesh, until

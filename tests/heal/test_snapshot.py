@@ -23,7 +23,8 @@ from jaxft._heal import _snapshot
 from jaxft._heal._blob import Spoiled
 from jaxft._heal._snapshot import Snapshot
 from jaxft._heal._store import Gone, StateStore
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import Programs
 from tests import patience
 
 from .donors import content, in_thread, leaves_of, mesh, own, raw, read, same_bits, sharded, soon, values

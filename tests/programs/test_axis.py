@@ -248,7 +248,7 @@ def test_a_loss_over_all_pairs_of_the_batch() -> None:
 
     train_step = model.step(lambda tree: lax.pmean(tree, AXIS))
     programs = cut_programs(train_step, model.state(), batches(0, 0), (0.1,), axis=Axis(AXIS, SHARDS))
-    assert programs.stages == model.stages == 3
+    assert programs.stages.count == model.stages == 3
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name=AXIS, static_argnums=2)
     jaxs = jax.jit(jax.vmap(train_step, in_axes=(None, 0, None), axis_name=AXIS))
     ours, theirs = model.state(), model.state()

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxft
-from jaxft._programs import _buckets, _programs
-from jaxft._programs._buckets import Bucket, divided
+from jaxft._programs import _device_side, _stages
 from jaxft._programs._build import cut_programs
 from jaxft._programs._programs import Programs
+from jaxft._programs._stages import Bucket, divided
 from tests.accelerators import pretended
 from tests.exchange.members import assert_same_bits
 
@@ -44,7 +44,7 @@ def twice(state: Any, batch: jax.Array) -> tuple[Any, Any]:
 def built(step: Any, bucket_bytes: int, **options: Any) -> Programs:
     with pretended(bucket_bytes=bucket_bytes):
         programs = cut_programs(step, state(), batch_for(0, 0), **options)
-        assert programs.buckets
+        assert programs.stages.buckets
     return programs
 
 
@@ -58,8 +58,8 @@ def trained(step: Any, shards: int, steps: int = 3) -> list[np.ndarray]:
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 8))
 def test_buckets_are_consecutive_and_none_is_small(sizes: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_buckets, "BUCKET_BYTES", 100)
-        patch.setattr(_buckets, "MOST_BUCKETS", most)
+        patch.setattr(_stages, "BUCKET_BYTES", 100)
+        patch.setattr(_stages, "MOST_BUCKETS", most)
         buckets = divided(4, sizes, True)
     assert [n for bucket in buckets for n in range(bucket.first, bucket.stop)] == list(range(len(sizes)))
     assert all(bucket.program == 4 and bucket.first < bucket.stop for bucket in buckets)
@@ -84,36 +84,36 @@ def test_leaves_without_elements_make_no_bucket() -> None:
 
 def test_one_program_makes_several_buckets() -> None:
     programs = built(train_step, 1)
-    assert programs.buckets == tuple(Bucket(0, n, n + 1) for n in range(4))
-    assert (programs.stages, programs.runs) == (4, (range(4),))
-    assert [programs.begins(stage) for stage in range(4)] == [True, False, False, False]
-    assert [programs.made_with(stage) for stage in range(4)] == [range(n, 4) for n in range(4)]
-    assert [layout.specs[0].shape for layout in programs.layouts] == list(SHAPES.values())
+    assert programs.stages.buckets == tuple(Bucket(0, n, n + 1) for n in range(4))
+    assert (programs.stages.count, programs.stages.runs) == (4, (range(4),))
+    assert [programs.stages.begins(stage) for stage in range(4)] == [True, False, False, False]
+    assert [programs.stages.made_with(stage) for stage in range(4)] == [range(n, 4) for n in range(4)]
+    assert [layout.specs[0].shape for layout in programs.stages.layouts] == list(SHAPES.values())
 
 
 def test_each_stage_is_divided_and_waits_for_the_means_that_it_reads() -> None:
     programs = built(twice, 1)
-    assert [bucket.program for bucket in programs.buckets] == [0] * 4 + [1] * 4
-    assert programs.runs == (range(4), range(4, 8))
-    assert [programs.begins(stage) for stage in range(8)] == [True, *[False] * 3] * 2
+    assert [bucket.program for bucket in programs.stages.buckets] == [0] * 4 + [1] * 4
+    assert programs.stages.runs == (range(4), range(4, 8))
+    assert [programs.stages.begins(stage) for stage in range(8)] == [True, *[False] * 3] * 2
 
 
 def test_overlapped_stages_are_divided_too() -> None:
     programs = built(train_step, 1, overlap=2)
-    assert len({bucket.program for bucket in programs.buckets}) == 2
-    assert programs.stages == 4
-    assert programs.runs == (range(4),)
+    assert len({bucket.program for bucket in programs.stages.buckets}) == 2
+    assert programs.stages.count == 4
+    assert programs.stages.runs == (range(4),)
 
 
 def test_a_small_contribution_is_one_bucket() -> None:
     programs = built(train_step, 1 << 20)
-    assert programs.buckets == (Bucket(0, 0, 4),)
+    assert programs.stages.buckets == (Bucket(0, 0, 4),)
 
 
 def test_on_cpu_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_buckets, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(_stages, "BUCKET_BYTES", 1)
     programs = cut_programs(train_step, state(), batch_for(0, 0))
-    assert programs.buckets == (Bucket(0, 0, 4),)
+    assert programs.stages.buckets == (Bucket(0, 0, 4),)
 
 
 @pytest.mark.parametrize("step", [train_step, twice])
@@ -129,18 +129,18 @@ def test_means_that_have_no_room_stay_on_the_host(
 ) -> None:
     programs = built(train_step, 1)
     mean = [np.zeros(9, np.float32)]
-    needed = programs._compute_bytes + 36
+    needed = programs.device._compute_bytes + 36
 
     def full(*_: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
     with pretended(bucket_bytes=1), pytest.MonkeyPatch.context() as patch:
         for free, room in ((needed, True), (needed - 1, False)):
-            patch.setattr(_programs, "free_bytes", lambda device, free=free: free)
-            assert (programs.to_devices(1, mean)[0] is not mean[0]) is room
-        patch.setattr(_programs, "free_bytes", lambda device: needed)
+            patch.setattr(_device_side, "free_bytes", lambda device, free=free: free)
+            assert (programs.device.to_devices(1, mean)[0] is not mean[0]) is room
+        patch.setattr(_device_side, "free_bytes", lambda device: needed)
         patch.setattr(jax, "device_put", full)
-        assert programs.to_devices(1, mean) is mean
+        assert programs.device.to_devices(1, mean) is mean
     assert "brought to the devices later, by apply: RESOURCE_EXHAUSTED" in caplog.text
 
 
@@ -151,7 +151,9 @@ def test_means_are_brought_to_the_devices_as_apply_takes_them() -> None:
     means = [np.full(shape, 2.0, np.float32) for shape in SHAPES.values()]
     with pretended(bucket_bytes=1):
         programs = cut_programs(train_step, placed, batch_for(0, 0))
-        given = [one for stage in range(4) for one in programs.to_devices(stage, means[stage : stage + 1])]
+        given = [
+            one for stage in range(4) for one in programs.device.to_devices(stage, means[stage : stage + 1])
+        ]
         assert {one.sharding for one in given} == {sharding}
         leaves, _ = programs.apply(programs.state_leaves(placed), given, None)
         plain, _ = programs.apply(programs.state_leaves(jax.device_put(state(), sharding)), means, None)

@@ -16,9 +16,10 @@ from step_models import bits
 import jaxft
 from jaxft._errors import ConfigurationError
 from jaxft._programs import _closed_over
-from jaxft._programs._build import Programs, Shared, cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._closed_over import LARGE_BYTES
 from jaxft._programs._fingerprint import compared
+from jaxft._programs._programs import Programs
 
 KEY = "closed-over arrays"
 SHARDS = 2

@@ -143,5 +143,5 @@ def test_the_flags_of_the_llama_example_need_no_warning() -> None:
 def test_a_fingerprint_has_the_environment_by_name() -> None:
     step = jaxft.fault_tolerant(lambda state, batch: (state - jaxft.pmean(batch), {}), None)
     step(jax.numpy.ones(2), jax.numpy.ones(2))
-    (programs,) = step._programs.values()
+    (programs,) = step._cache.all
     assert programs.fingerprint.items() >= environment(jax.devices()[:1], os.environ).items()

@@ -13,8 +13,9 @@ from step_models import bits
 
 import jaxft
 from jaxft._errors import StepError
-from jaxft._programs._build import Programs, Shared, cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._overlap import _balanced
+from jaxft._programs._programs import Programs
 from jaxft._programs._same_bits import check_same_bits
 
 LAYERS = 8
@@ -69,14 +70,14 @@ def built(name: str, overlap: int) -> Programs:
 def run(programs: Programs, state: Any) -> tuple[list[bytes], Any]:
     """One step of one shard: the bits of the new state, and of the metrics."""
     leaves, means, local = programs.state_leaves(state), [], None
-    for run in programs.runs:
+    for run in programs.stages.runs:
         found: list[Any] = []
         for stage in run:
             if local is None:
                 made, local = programs.compute(leaves, batch_for(0, 0))
             else:
                 made, local = programs.compute_next(leaves, means, local)
-            assert len(made) == len(programs.layouts[stage].specs)
+            assert len(made) == len(programs.stages.layouts[stage].specs)
             found += made
         means += map(np.asarray, found)
     new, metrics = programs.apply(leaves, means, local)
@@ -87,8 +88,8 @@ def run(programs: Programs, state: Any) -> tuple[list[bytes], Any]:
 @pytest.mark.parametrize("name", STEPS)
 def test_the_same_bits_and_metrics(name: str, overlap: int) -> None:
     whole, divided = built(name, 1), built(name, overlap)
-    assert divided.stages > whole.stages or name == "thrice", "nothing there is worth dividing"
-    assert len(divided.runs) == whole.stages
+    assert divided.stages.count > whole.stages.count or name == "thrice", "nothing there is worth dividing"
+    assert len(divided.stages.runs) == whole.stages.count
     assert sorted(divided.contribution, key=repr) == sorted(whole.contribution, key=repr)
     state = STEPS[name][1]
     assert run(divided, state()) == run(whole, state())
@@ -132,7 +133,7 @@ def test_what_no_later_part_reads_is_not_kept() -> None:
     leaves = programs.state_leaves(layers())
     _, local = programs.compute(leaves, batch_for(0, 0))
     held = [sum(one is not None for one in local.rest)]
-    while local.program + 1 < programs.stages:
+    while local.program + 1 < programs.stages.count:
         _, local = programs.compute_next(leaves, (), local)
         held.append(sum(one is not None for one in local.rest))
     assert held[0] > 0
@@ -339,4 +340,4 @@ def test_a_ref_within_a_nested_jit_stays_there() -> None:
         x = batch[0]
         return state - jaxft.pmean(doubled(x)) - jaxft.pmean(lax.cumsum(x.sum(axis=0))), {}
 
-    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), overlap=2).stages == 2
+    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), overlap=2).stages.count == 2

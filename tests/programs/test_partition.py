@@ -338,6 +338,36 @@ def test_refs_outside_the_step() -> None:
     )
 
 
+def tripled(x: jax.Array) -> jax.Array:
+    ref = jax.new_ref(jnp.zeros_like(x))
+    other = jax.new_ref(jnp.ones_like(x))
+
+    def body(_: Any, carry: int) -> int:
+        ref[...] += x * other[...]
+        return carry
+
+    jax.lax.fori_loop(0, 3, body, 0)
+    return jax.freeze(ref)
+
+
+def test_refs_on_one_side_of_an_exchange() -> None:
+    step = jaxft.fault_tolerant(sgd(lambda state, batch: tripled(jaxft.pmean(tripled(batch)))), None)
+    state, _ = step(STATE, BATCH)
+    np.testing.assert_array_equal(state["w"], STATE["w"] - 9 * BATCH)
+    refused(
+        lambda state, batch: (state | {"w": tripled(batch)}, jaxft.pmean(batch)), "derives from the batch"
+    )
+
+
+def test_refs_on_both_sides_of_an_exchange() -> None:
+    def across(x: jax.Array) -> jax.Array:
+        ref = jax.new_ref(x)
+        ref[...] = jaxft.pmean(ref[...])
+        return jax.freeze(ref)
+
+    refused(sgd(lambda state, batch: across(batch)), r"test_partition\.py:\d+.*before and after an exchange")
+
+
 def test_refs_within_a_nested_jit_are_fine() -> None:
     @jax.jit
     def double(x: jax.Array) -> jax.Array:

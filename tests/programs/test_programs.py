@@ -16,9 +16,10 @@ from step_models import Model, bits, identity, mlp_adam, numpy_batch
 import jaxft
 from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import ConfigurationError, StepError
-from jaxft._programs._build import Programs, cut_programs, joined
+from jaxft._programs._build import cut_programs
 from jaxft._programs._environment import environment
-from jaxft._programs._programs import OtherTypes
+from jaxft._programs._programs import OtherTypes, Programs
+from jaxft._programs._trace import joined
 
 
 def build(model: Model) -> Programs:
@@ -42,7 +43,7 @@ def test_contribution_is_described_in_order() -> None:
     assert [(leaf.shape, leaf.dtype.name) for leaf in contribution] == [
         (spec.shape, spec.dtype) for spec in programs.contribution
     ]
-    assert programs.layout.specs == programs.contribution
+    assert programs.stages.layout.specs == programs.contribution
 
 
 def test_compute_may_run_again_and_consumes_nothing() -> None:

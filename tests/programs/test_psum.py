@@ -15,7 +15,8 @@ from step_models import bits
 import jaxft
 from jaxft._errors import StepError
 from jaxft._exchange._partials import Partials
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import Programs
 
 STATE = {"w": np.ones(3, np.float32), "seen": np.zeros(4, np.int32)}
 
@@ -92,7 +93,7 @@ def test_the_bits_do_not_depend_on_the_members(dealt: list[list[int]]) -> None:
     made = programs()
     total = sum(map(len, dealt))
     contributions = [step_models.compute(made, arrays(), ragged(0, shard))[0] for shard in range(total)]
-    members = [Partials(made.layout, total) for _ in dealt]
+    members = [Partials(made.stages.layout, total) for _ in dealt]
     for partials, shards in zip(members, dealt, strict=True):
         for shard in shards:
             partials.add(shard, contributions[shard])
@@ -126,7 +127,7 @@ def test_groups_that_differ_in_the_operation_differ_in_layout_and_fingerprint() 
         )
 
     one, other = step_with(jaxft.psum), step_with(jaxft.pmean)
-    assert one.layout.digest != other.layout.digest
+    assert one.stages.layout.digest != other.stages.layout.digest
     assert one.fingerprint["contribution"] != other.fingerprint["contribution"]
     assert one.fingerprint["program"] == other.fingerprint["program"]
 

@@ -13,8 +13,9 @@ import jaxft
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import Axis
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
 from jaxft._programs._inline import MOST_ROUNDS, inline
+from jaxft._programs._programs import Programs
 
 SHARDS = 4
 ROUNDS = 3
@@ -63,7 +64,7 @@ def built(train_step: Any, state: Any) -> Programs:
 def test_it_has_the_bits_of_the_loop_in_python() -> None:
     same(after(scanned, jnp.zeros(5)), after(written, jnp.zeros(5)))
     programs = built(scanned, jnp.zeros(5))
-    assert programs.stages == ROUNDS
+    assert programs.stages.count == ROUNDS
 
 
 def test_a_fori_loop_of_fixed_length_is_a_scan() -> None:
@@ -109,7 +110,7 @@ def test_a_loop_within_a_loop_with_keys_and_numbers() -> None:
     first, _ = after(ppo, {"w": jnp.zeros(5), "key": jax.random.key(0)}, steps=1)
     assert np.all(np.isfinite(state["w"]))
     assert bits(first["w"]) != bits(state["w"])
-    assert built(ppo, {"w": jnp.zeros(5), "key": jax.random.key(0)}).stages == 4
+    assert built(ppo, {"w": jnp.zeros(5), "key": jax.random.key(0)}).stages.count == 4
 
 
 def test_a_named_axis_and_the_number_of_the_shard() -> None:
@@ -500,4 +501,4 @@ def test_the_axis_is_that_of_the_shards_alone() -> None:
         return w + lax.pmean(jax.vmap(total, axis_name="rows")(batch[0]).mean(), "batch"), {}
 
     programs = cut_programs(mapped, jnp.zeros(5), batch_for(0, 0), axis=Axis("batch", SHARDS))
-    assert programs.stages == 1
+    assert programs.stages.count == 1

@@ -13,7 +13,8 @@ from step_models import bits
 
 import jaxft
 from jaxft._errors import StepError
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import Programs
 
 LAYERS = 6
 Given = dict[str, jax.Array]
@@ -104,7 +105,7 @@ def run(programs: Programs) -> tuple[list[bytes], Any]:
     leaves, means = programs.state_leaves(weights()), []
     made, local = programs.compute(leaves, batch())
     means += map(np.asarray, made)
-    while local.program + 1 < programs.stages:
+    while local.program + 1 < programs.stages.count:
         made, local = programs.compute_next(leaves, (), local)
         means += map(np.asarray, made)
     new, metrics = programs.apply(leaves, means, local)
@@ -120,7 +121,7 @@ def labels(programs: Programs) -> list[list[str]]:
 def test_the_bits_of_the_whole_scan(name: str, overlap: int) -> None:
     whole = cut_programs(STEPS[name], weights(), batch())
     divided = cut_programs(STEPS[name], weights(), batch(), overlap=overlap)
-    assert (whole.stages, divided.stages) == (1, overlap)
+    assert (whole.stages.count, divided.stages.count) == (1, overlap)
     assert run(divided) == run(whole)
 
 
@@ -219,7 +220,7 @@ def test_clipped_gradients() -> None:
         return jax.tree.map(lambda one, grad: one - grad, params, jaxft.pmean(grads)), {}
 
     whole, divided = (cut_programs(train_step, weights(), batch(), overlap=overlap) for overlap in (1, 2))
-    assert divided.stages == 2
+    assert divided.stages.count == 2
     assert run(divided) == run(whole)
 
 
@@ -282,7 +283,7 @@ def test_keys_and_numbers_as_rows() -> None:
         return {**state, "scales": state["scales"] - jaxft.pmean(made)}, {}
 
     state = {"key": jax.random.key(1), "scales": weights()["scales"]}
-    assert cut_programs(train_step, state, batch(), overlap=2).stages == 2
+    assert cut_programs(train_step, state, batch(), overlap=2).stages.count == 2
 
 
 def test_in_a_job_of_one_it_has_the_bits_of_the_undivided_step() -> None:

@@ -89,7 +89,7 @@ def test_shardings_are_kept(axes: str, layout: str) -> None:
         jax.block_until_ready(expected)
         np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=1e-5)
     assert traces == 1
-    assert len(step._programs) == 1
+    assert len(step._cache.all) == 1
     for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
@@ -149,7 +149,7 @@ def test_unplaced_state_is_replicated_where_the_batch_lies() -> None:
         jax.block_until_ready(state)
     assert {leaf.sharding for leaf in jax.tree.leaves(state)} == {NamedSharding(mesh, P())}
     assert traces == 1
-    assert len(step._programs) == 1
+    assert len(step._cache.all) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int4", "uint4", "int2", "float4_e2m1fn"])
@@ -218,8 +218,8 @@ def test_a_batch_that_is_placed_elsewhere_is_another_program() -> None:
         batch = jax.device_put(model.batch(0), NamedSharding(mesh, spec))
         state, _ = step(state, batch)
         jax.block_until_ready(state)
-    assert len(step._programs) == 2
-    assert len({id(programs.executables.apply) for programs in step._programs.values()}) == 1
+    assert len(step._cache.all) == 2
+    assert len({id(programs.executables.apply) for programs in step._cache.all}) == 1
 
 
 def test_leaves_on_other_devices_are_refused_by_name() -> None:
@@ -286,7 +286,7 @@ def test_a_sharded_key_and_a_counter() -> None:
         expected = jax.vmap(jax.random.fold_in, (0, None))(expected, number)
     assert state["keys"].sharding == NamedSharding(mesh, P("fsdp"))
     assert bits(state["keys"]) == bits(expected)
-    assert len(step._programs) == 1
+    assert len(step._cache.all) == 1
 
 
 def test_a_nested_jit_keeps_its_shardings() -> None:

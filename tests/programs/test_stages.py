@@ -14,7 +14,8 @@ from step_models import bits
 import jaxft
 from jaxft._errors import StepError
 from jaxft._programs._axis import Axis
-from jaxft._programs._build import Programs, cut_programs
+from jaxft._programs._build import cut_programs
+from jaxft._programs._programs import Programs
 
 SHARDS = 4
 RATE = 0.1
@@ -64,8 +65,8 @@ def test_a_joiner_replays_all_means_in_one(name: str) -> None:
         contribution, local = programs.compute_next(state, means, local)
     means += map(np.asarray, contribution)
     assert len(means) == len(programs.contribution)
-    assert programs.stages == len(programs.layouts) == model.stages
-    assert [layout.specs for layout in programs.layouts] != [programs.contribution]
+    assert programs.stages.count == len(programs.stages.layouts) == model.stages
+    assert [layout.specs for layout in programs.stages.layouts] != [programs.contribution]
     ours, metrics = programs.apply(state, means, local)
     theirs, blank = programs.apply(programs.state_leaves(model.state()), means, None)
     assert [bits(leaf) for leaf in ours] == [bits(leaf) for leaf in theirs]
@@ -89,7 +90,7 @@ def test_stages_consume_nothing_and_read_the_batch_once() -> None:
 
 def test_no_two_exchanges_have_the_same_layout() -> None:
     """SAM exchanges the same gradients twice, and a frame must say of which exchange it is."""
-    layouts = built("sam").layouts
+    layouts = built("sam").stages.layouts
     shapes = [[spec.shape for spec in layout.specs] for layout in layouts]
     assert shapes[0][:2] == shapes[1]
     assert len({layout.digest for layout in layouts}) == 2
@@ -103,7 +104,7 @@ def test_clipping_the_means_alone_is_one_exchange() -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
     state, _ = step(jnp.zeros(16), batch_for)
     np.testing.assert_allclose(np.linalg.norm(state), 0.1, rtol=1e-5)
-    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0)).stages == 1
+    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0)).stages.count == 1
 
 
 def test_what_can_go_earlier_does() -> None:
@@ -216,7 +217,7 @@ def test_a_batch_norm_over_all_shards(width: int) -> None:
         return {"params": params, "batch_stats": stats}, value
 
     programs = cut_programs(train_step, begin, batch_for(0, 0), axis=Axis("batch", SHARDS))
-    assert programs.stages == 3, "forward, backward, gradients"
+    assert programs.stages.count == 3, "forward, backward, gradients"
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
     batches = jax.tree.map(lambda *rows: np.stack(rows), *(batch_for(0, i) for i in range(SHARDS)))
     whole = jax.jit(jax.vmap(train_step, in_axes=(None, 0), axis_name="batch"))

@@ -15,7 +15,7 @@ from flax import nnx
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
-from jaxft._programs._structure import first_difference
+from jaxft._programs._leaves import first_difference
 
 pytestmark = pytest.mark.unoptimized
 

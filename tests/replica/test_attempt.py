@@ -23,14 +23,15 @@ from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import Programs, cut_programs, joined
+from jaxft._programs._build import cut_programs
 from jaxft._programs._nonfinite import Policy
+from jaxft._programs._programs import Programs
+from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica import _attempt
 from jaxft._replica._attempt import Attempts, _Stage, _Work
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import BatchFor, Call, OwnBatch
-from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._membership import Membership
@@ -38,6 +39,7 @@ from jaxft._replica._saving import Saving
 from jaxft._report import Record, StepReport
 from jaxft._telemetry._observer import Observers
 from jaxft._transport._listener import Abort, Listener
+from jaxft.data._batch_functions import BatchFor, OwnBatch
 from tests import patience
 from tests.accelerators import pretended
 
@@ -313,7 +315,7 @@ def test_an_overlapped_stage_is_copied_before_the_next_one_is_started(
         programs = cut_programs(two, {"w": jnp.zeros(3)}, batch_for(0, 0), overlap=2)
         group.call = group.call._replace(programs=programs)
         group.attempt(quorum(1, 2, group_1=(0, 1)))
-    assert programs.stages == 2
+    assert programs.stages.count == 2
     assert [group.call.sums(stage) for stage in (0, 1)] == [None, None]
     assert done == ["compute", "copy", "compute", "copy"] * 2
 

@@ -15,7 +15,7 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
 import jaxft
 from jaxft._programs._programs import Programs
-from jaxft._programs._static_leaves import StaticLeaves
+from jaxft._programs._statics import StaticLeaves
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._saving import Saving
 from jaxft._session._mailbox import Mailbox

@@ -13,8 +13,9 @@ import pytest
 from jaxft._arrays import _memory
 from jaxft._arrays._memory import result_regions
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import cut_programs, joined
+from jaxft._programs._build import cut_programs
 from jaxft._programs._programs import Programs
+from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._engine import Call
 from jaxft._replica._held_state import HeldState
@@ -98,7 +99,7 @@ def test_the_memory_for_the_results_was_written_before_and_is_taken_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     joiner = Joiner(monkeypatch)
-    layout = joiner.programs.layout
+    layout = joiner.programs.stages.layout
     (used,) = result_regions(layout)
     used.fill(3.0)
     address = used.ctypes.data
@@ -112,13 +113,13 @@ def test_the_memory_for_the_results_was_written_before_and_is_taken_again(
 def test_a_group_that_has_taken_a_step_does_not_rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
     joiner = Joiner(monkeypatch)
     joiner.held.made = True
-    (used,) = result_regions(joiner.programs.layout)
+    (used,) = result_regions(joiner.programs.stages.layout)
     used.fill(3.0)
     del used
     joiner.rehearse()
     joiner.rehearsal.touch_results(joiner.call)
     assert (joiner.asked, joiner.ran) == ([], [])
-    (result,) = result_regions(joiner.programs.layout)
+    (result,) = result_regions(joiner.programs.stages.layout)
     assert np.all(result == 3.0), "it is left as it was"
 
 

@@ -16,7 +16,8 @@ import pytest
 from jaxft._arrays import _memory
 from jaxft._arrays._memory import leaves_of, not_idle, result_regions
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import cut_programs, joined
+from jaxft._programs._build import cut_programs
+from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica import _held_state
 from jaxft._replica._held_state import HeldState
@@ -48,7 +49,7 @@ class Donor:
         self.held.leaves = self.programs.state_leaves(state)
         self.held.publish()
         self.sizes = [
-            size for layout in self.programs.layouts_with(1) for size in _memory.result_bytes(layout)
+            size for layout in self.programs.stages.layouts_with(1) for size in _memory.result_bytes(layout)
         ]
 
     def step(self) -> list[int]:
@@ -56,10 +57,10 @@ class Donor:
         made, _ = self.programs.compute(self.held.current, jnp.float32(2.0))
         jax.block_until_ready(made)  # JAX lets go here of what the last step has read
         del made
-        regions = result_regions(self.programs.layout)
+        regions = result_regions(self.programs.stages.layout)
         for region in regions:
             region[:] = self.held.step
-        means = leaves_of(self.programs.layout, regions)
+        means = leaves_of(self.programs.stages.layout, regions)
         self.held.advance(self.programs, means, None, skip=False, done=lambda: None)
         return [region.ctypes.data for region in regions]
 

@@ -21,13 +21,13 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import cut_programs, joined
+from jaxft._programs._build import cut_programs
+from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call
-from jaxft._replica._finite import FiniteCheck
+from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._replica._runner import Runner
@@ -130,7 +130,7 @@ def test_a_group_that_has_left_its_quorum_closes_its_connections(then: str) -> N
                 **{"job": "job", "quorum_id": 1, "me": "group-0", "members": peers},
                 **{"abort": Abort(), "patience": Patience(patience.FAR_S)},
             )
-            partials = Partials(programs.layouts[0], 2)
+            partials = Partials(programs.stages.layouts[0], 2)
             partials.add(0, [batch])
             waits = Patience(patience.FAR_S)
             exchange_into(

@@ -48,8 +48,8 @@ def test_one_trace_for_each_shape_of_the_batch() -> None:
     for rows in (8, 8, 4, 8, 4, 4):
         state, _ = step(state, numpy_batch(0, rows=rows))
     assert counted.traces == 2
-    applies = {id(programs.executables.apply) for programs in step._programs.values()}
-    assert len(step._programs) == 2
+    applies = {id(programs.executables.apply) for programs in step._cache.all}
+    assert len(step._cache.all) == 2
     assert len(applies) == 1, "one apply serves batches of all shapes"
 
 
@@ -70,7 +70,7 @@ def test_metrics_that_are_numbers_make_no_other_programs() -> None:
         expected = jax.jit(lambda batch: {**numbers(batch), "whole": True})(batch)
         assert jax.tree.map(jax.typeof, metrics) == jax.tree.map(jax.typeof, expected)
         assert bits(metrics) == bits(expected)
-    assert len({programs.executables.apply_key for programs in step._programs.values()}) == 1
+    assert len({programs.executables.apply_key for programs in step._cache.all}) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_weak_types_that_change_make_no_other_programs(first: Any, later: Any) -
         state: Any = {"narrow": narrow, "wide": jnp.zeros(()), "decay": first}
         for each, scale in zip(rows, scales, strict=True):
             state, _ = step(state, np.ones(each, np.float32), scale=scale)
-        assert len({programs.executables.apply_key for programs in step._programs.values()}) == 1
+        assert len({programs.executables.apply_key for programs in step._cache.all}) == 1
         return bits(state["narrow"])
 
     alike = run([4, 4, 4], [1.0, 1.0, 1.0])
@@ -479,7 +479,7 @@ def test_a_manager_is_given_programs_and_the_rest() -> None:
     assert asked == [(5, 0), (5, 0), (0, 0)] + 2 * [(5, 1), (5, 0)], "examples are asked for once"
     first, second = manager.calls
     assert second.programs is first.programs
-    assert first.programs.layout == Layout.of(first.programs.contribution)
+    assert first.programs.stages.layout == Layout.of(first.programs.contribution)
     assert first.shards == 2
     assert counted.traces == 1
 

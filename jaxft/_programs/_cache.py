@@ -1,0 +1,244 @@
+"""The programs of one step, for each type of its arguments: built in the first call that needs them, and kept."""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxft._arrays._layout import LeafSpec
+from jaxft._errors import ConfigurationError, StepError
+from jaxft._programs._axis import Axis
+from jaxft._programs._build import Shared, cut_only, cut_programs, program_settings
+from jaxft._programs._checks import (
+    check_signature,
+    options_compiled_in,
+    refuse_disabled_jit,
+    refuse_other_options,
+    refuse_others,
+    refuse_too_large,
+)
+from jaxft._programs._fingerprint import static_text
+from jaxft._programs._leaves import own, refuse_tracers
+from jaxft._programs._partition import Cut
+from jaxft._programs._programs import Programs
+from jaxft._programs._shardings import placed
+
+
+class Given(NamedTuple):
+    """The static arguments of a call."""
+
+    key: tuple[Any, ...]  # with their types: 1, 1.0 and True are equal but make different programs
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @staticmethod
+    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Given":
+        if not (args or kwargs):
+            return _NOTHING
+        key = tuple((type(value), value) for value in args)
+        if kwargs:
+            key += tuple((name, type(value), value) for name, value in sorted(kwargs.items()))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise ConfigurationError(
+                "A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable "
+                f"({error}). Put arrays into the state or into the batch."
+            ) from error
+        return Given(key, tuple(args), kwargs)
+
+
+_NOTHING = Given((), (), {})
+
+
+class ProgramCache:
+    """All programs of a step. They share one `apply`, which a group that joins replays.
+
+    Args:
+        train_step: the user's function.
+        axis: the axis of the shards.
+        overlap: into how many programs to divide what computes the gradients.
+        compiling: a context in which the group does not count as hung.
+        before_first: called before programs for another type of state are built, by all ranks of a group together.
+    """
+
+    def __init__(
+        self,
+        train_step: Callable[..., Any],
+        axis: Axis,
+        overlap: int,
+        *,
+        compiling: Callable[[], contextlib.AbstractContextManager[None]],
+        before_first: Callable[[], None],
+    ) -> None:
+        self._train_step = train_step
+        self._axis = axis
+        self._overlap = overlap
+        self._compiling = compiling
+        self._before_first = before_first
+        self._shared = Shared()
+        self._programs: dict[Any, Programs] = {}
+        self._current: dict[tuple[Any, ...], Programs] = {}
+        self._reference: dict[Any, Programs] = {}
+        self._options: tuple[Any, ...] | None = None  # of JAX, with which all programs are compiled
+
+    @property
+    def all(self) -> Sequence[Programs]:
+        """All programs that were built."""
+        return list(self._programs.values())
+
+    def known(self, given: Given) -> Programs | None:
+        """The programs of the first call with these static arguments; None if this is that call.
+
+        Raises:
+            ConfigurationError: JAX has other options than when the step was compiled.
+        """
+        if self._options is not None:
+            refuse_other_options(self._options)
+        return self._current.get(given.key)
+
+    def first(self, given: Given, state: Any, batch: Any) -> Programs:
+        """The programs of a first call, outside of a job or before anything is compared with it."""
+        return self._kept(given, self._find(given, state, batch), {})
+
+    def first_compared(self, given: Given, state: Any, batch: Any, common: Any) -> Programs:
+        """The programs of a first call in a job whose groups all have the batch `common`, of step 0 and shard 0.
+
+        Their fingerprint must not depend on when this group came. The shape of a batch may vary from step to step,
+        and `compute` with it, so all groups compare the programs for `common`.
+        """
+        alike = _types(common) == _types(batch)
+        if self._overlap > 1 and not alike:
+            self._cut_only(given, state, common)  # an overlapped step is divided as for that batch
+        programs = self._find(given, state, batch)
+        text = static_text(given.args, given.kwargs)
+        settings = {"static arguments": text} if text else {}
+        if not alike:
+            parts = self._cut_only(given, state, common).programs
+            settings |= program_settings(parts, self._shared.closed_over)
+        return self._kept(given, programs, settings)
+
+    def first_of_own_batch(self, given: Given, state: Any, batch: Any) -> Programs:
+        """The programs of a first call in a job whose groups have no batch in common.
+
+        They compare what they do with the means, which is the same for all batches and static arguments.
+        """
+        programs = self._find(given, state, batch)
+        settings = program_settings([programs.cut.apply], self._shared.closed_over)
+        return self._kept(given, programs, settings)
+
+    def _kept(self, given: Given, programs: Programs, settings: Mapping[str, str]) -> Programs:
+        if settings:
+            programs = replace(programs, fingerprint={**programs.fingerprint, **settings})
+        self._current[given.key] = programs
+        self._options = options_compiled_in()
+        return programs
+
+    def _cut_only(self, given: Given, state: Any, batch: Any) -> Cut:
+        return cut_only(
+            *(self._train_step, state, batch, given.args, given.kwargs),
+            shared=self._shared,
+            axis=self._axis,
+            overlap=self._overlap,
+        )
+
+    def _find(self, given: Given, state: Any, batch: Any) -> Programs:
+        """The programs for these types of arguments, built if they are new."""
+        refuse_tracers([*jax.tree.leaves(state), *jax.tree.leaves(batch)])
+        refuse_others("state", state)
+        refuse_others("batch", batch)
+        refuse_too_large(state)
+        state_types = _types_of_state(state)
+        signature = (given.key, state_types, _types(batch))
+        if signature not in self._programs:
+            refuse_disabled_jit()
+            check_signature(self._train_step, given.args, given.kwargs)
+            if state_types not in self._reference:
+                self._before_first()
+            built = self._built(given, state, batch)
+            check_repeatable(built, self._reference.setdefault(state_types, built))
+            self._programs[signature] = replace(built, siblings=functools.partial(self._find, given))
+        return self._programs[signature]
+
+    def _built(self, given: Given, state: Any, batch: Any) -> Programs:
+        with self._compiling():
+            built = cut_programs(
+                *(self._train_step, state, batch, given.args, given.kwargs),
+                shared=self._shared,
+                axis=self._axis,
+                overlap=self._overlap,
+            )
+            if (self._axis.shards or 1) > 1:
+                built.device.compile_sums()
+        return built
+
+
+def check_state(state: Any) -> None:
+    """Raise ConfigurationError for a first state that is wrong, before the user's code is given it."""
+    leaves = jax.tree.leaves(state)
+    refuse_tracers(leaves)
+    refuse_others("state", state)
+    own(leaves, state)
+
+
+def check_repeatable(built: Programs, reference: Programs) -> None:
+    """Refuse programs whose means another group could not apply with the `reference`, those of an earlier call.
+
+    A group that joins replays the means of a step through the only `apply` that it knows.
+
+    Raises:
+        StepError: they exchange other values, or have another `apply`.
+    """
+    same_apply = built.executables.apply_key == reference.executables.apply_key
+    if built.contribution == reference.contribution and same_apply:
+        return
+    raise StepError(
+        "What the step averages, or what it does with the means, depends on the batch's structure, shape or "
+        "placement or on a static argument: it differs from that of an earlier call"
+        f"{_other_values(built, reference)}. Every group must be able to repeat a step from the state and the means "
+        "alone, whatever they came from. Do what depends on the batch (such as dividing by its size) before "
+        "jaxft.pmean or psum, and keep static arguments to what happens before it."
+    )
+
+
+def _other_values(built: Programs, reference: Programs) -> str:
+    """Which values only one of two calls exchanges, as a part of a message."""
+    now, before = Counter(built.contribution), Counter(reference.contribution)
+    differing = [
+        f"{call} exchanges {_values(list(more.elements()))}, which {other} does not"
+        for call, other, more in (
+            ("this one", "that one", now - before),
+            ("that one", "this one", before - now),
+        )
+        if more
+    ]
+    if not differing:
+        return ""
+    return (
+        f" ({'; '.join(differing)}; a value that is the same in all shards, such as jnp.zeros(()), is not exchanged: "
+        "to exchange it like one of the batch, let it derive from the batch, as `0 * loss` does)"
+    )
+
+
+def _values(specs: Sequence[LeafSpec]) -> str:
+    """The types of the first values, with their places in what the step exchanges."""
+    first = [f"{spec.dtype}{list(spec.shape)} {spec.path}".rstrip() for spec in specs[:3]]
+    return ", ".join(first) + (f" and {len(specs) - 3} more" if specs[3:] else "")
+
+
+def _types(tree: Any) -> tuple[Any, ...]:
+    leaves, treedef = jax.tree.flatten(tree)
+    return treedef, *((jax.typeof(leaf), placed(leaf)) for leaf in leaves)
+
+
+def _types_of_state(state: Any) -> tuple[Any, ...]:
+    """As `_types`. A state may come back with other weak types than it had; the programs for it are the same."""
+    leaves, treedef = jax.tree.flatten(state)
+    avals: list[Any] = list(map(jax.typeof, leaves))
+    return treedef, *(
+        (aval.shape, aval.dtype, placed(leaf)) for aval, leaf in zip(avals, leaves, strict=True)
+    )
