@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,19 +10,19 @@ from typing import Any
 import jax
 from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 
-from jaxft._base._callers import one_caller
+from jaxft._base._calls import one_caller
 from jaxft._base._numbers import whole
 from jaxft._base._transfers import MAY_TRANSFER
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._programs._axis import Axis
-from jaxft._programs._cache import Given, ProgramCache, check_state
+from jaxft._programs._cache import ProgramCache, check_state
 from jaxft._programs._checks import check_batch_function, check_function, refuse_swapped, short
-from jaxft._programs._nonfinite import Policy, checked_policy
 from jaxft._programs._programs import Programs
-from jaxft._programs._statics import StaticLeaves, Statics
+from jaxft._programs._statics import NOTHING, Given, StaticLeaves, Statics
 from jaxft._programs._trace import joined
 from jaxft._replica._alone import Alone
-from jaxft._replica._engine import AnyManager, Call, Engine
+from jaxft._replica._call import Call, Policy, checked_policy
+from jaxft._replica._engine import AnyManager, Engine
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
 from jaxft.data._batch_functions import BatchFor, BatchFunctions, OwnBatch, StateBatches, asked_once
@@ -187,7 +188,9 @@ class Step:
                 f"train_step is {short(train_step)}, a {type(train_step).__name__}. It is a function of a state and "
                 "a batch, which is not called yet: `jaxft.fault_tolerant(train_step, manager)`."
             )
-        self._static_leaves = StaticLeaves(arrays)
+        self._static_leaves = None if arrays is None else StaticLeaves(arrays)
+        if self._static_leaves is not None:
+            train_step = self._static_leaves.wrapped(train_step)
         self._statics = statics
         self._manager = manager
         self._alone = Alone()
@@ -195,7 +198,7 @@ class Step:
         self._nonfinite: Policy = checked_policy(nonfinite)
         self._overlap = whole("overlap, the number of programs that compute the gradients,", overlap, 1)
         self._cache = ProgramCache(
-            *(self._static_leaves.wrapped(train_step), axis, self._overlap),
+            *(train_step, axis, self._overlap),
             compiling=lambda: self._engine.compiling(),
             before_first=self._compare_ranks,
         )
@@ -240,7 +243,7 @@ class Step:
         one_caller(self._caller)
         try:
             call, leaves = self._checked(state, batch, static, static_kw)
-            result = self._whole(call.programs, self._engine.join(call, leaves))
+            result = self._whole(call.programs.unflatten(self._engine.join(call, leaves)))
         finally:
             self._caller.clear()
         return self._returned(result)
@@ -297,7 +300,7 @@ class Step:
                 "and call step.edit in its body before the step."
             )
         if engine.loop.repeats_edit():
-            return self._returned(self._whole(programs, held))
+            return self._returned(self._whole(programs.unflatten(held)))
         check_function(
             "The function of an edit",
             function,
@@ -305,13 +308,13 @@ class Step:
             1,
             "Write a function that returns the new state.",
         )
-        before = programs.unflatten(self._leaves(programs, self._static_leaves.without(state)))
+        before = programs.unflatten(self._leaves(programs, self._without(state)))
         tree = jax.tree.structure(before)
-        after = self._static_leaves.without(function(self._static_leaves.whole(before)))
+        after = self._without(function(self._whole(before)))
         engine.edit(edited(tree, after, held))
         engine.loop.edited()
         assert engine.handed is not None
-        return self._returned(self._whole(programs, engine.handed))
+        return self._returned(self._whole(programs.unflatten(engine.handed)))
 
     @MAY_TRANSFER
     def __call__(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> tuple[Any, Any]:
@@ -346,7 +349,7 @@ class Step:
             raise
         try:
             leaves, metrics = self._engine.run(call, given)
-            result = self._whole(call.programs, leaves), metrics
+            result = self._whole(call.programs.unflatten(leaves)), metrics
         finally:
             self._caller.clear()
         return self._returned(result)
@@ -361,9 +364,9 @@ class Step:
                 "`step.join(state, batches)`."
             )
         try:
-            self._statics.check(static, static_kw)
-            state = self._static_leaves.without(state)
-            programs, batch_for = self._prepared(Given.of(static, static_kw), state, batch)
+            given = self._statics.given(static, static_kw) if static or static_kw else NOTHING
+            state = self._without(state)
+            programs, batch_for = self._prepared(given, state, batch)
             call = Call(programs, batch_for, self._shards, self._nonfinite)
             leaves = self._leaves(programs, state)
         except (JaxftError, TypeError):
@@ -372,9 +375,13 @@ class Step:
         self._engine.loop.given(leaves)
         return call, leaves
 
-    def _whole(self, programs: Programs, leaves: Sequence[jax.Array]) -> Any:
-        """The state of these leaves, as the user knows it."""
-        return self._static_leaves.whole(programs.unflatten(leaves))
+    def _without(self, state: Any) -> Any:
+        """A state without its static leaves."""
+        return state if self._static_leaves is None else self._static_leaves.without(state)
+
+    def _whole(self, state: Any) -> Any:
+        """A state with its static leaves, as the user knows it."""
+        return state if self._static_leaves is None else self._static_leaves.whole(state)
 
     def _returned(self, result: Any) -> Any:
         """What a call returns, as the last thing that it does."""
@@ -383,7 +390,7 @@ class Step:
 
     def _prepared(self, given: Given, state: Any, batch: Any) -> tuple[Programs, BatchFor]:
         """The programs for these arguments, and the batch of each shard."""
-        batch_for = self._batches.of(batch, state, self._static_leaves.whole)
+        batch_for = self._batches.of(batch, state, self._whole)
         programs = self._cache.known(given)
         if programs is None:
             if callable(batch):
@@ -426,7 +433,10 @@ class Step:
                 self._engine.step,
             )
             return held
-        return same_state(state, programs.state_leaves(state), held, self._engine.step)
+        leaves = programs.state_leaves(state)
+        if all(map(operator.is_, leaves, held)):
+            return held  # as in nearly every call
+        return same_state(state, leaves, held, self._engine.step)
 
     @property
     def _engine(self) -> Engine:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxft._arrays._device_digest import PendingDigest
-from jaxft._base import _progress
+from jaxft._base import _calls
 from jaxft._base._numbers import whole
 from jaxft._base._room import start_thread
 from jaxft._checkpoints import _folder, _marks, _orbax
@@ -362,7 +362,7 @@ class Checkpoints:
     def _write(self, writing: Callable[[], None], step: int, saver: SaverLock | None, last: bool) -> None:
         """The background thread. `last`: the loop has ended, so no step is due any more."""
         try:
-            with _progress.told(self._got_on):
+            with _calls.told(self._got_on):
                 writing()
         except BaseException as error:  # the top of a thread; a failed save must not end training
             then = "Training goes on, and the next due step is saved"

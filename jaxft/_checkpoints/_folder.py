@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxft._base import _progress
+from jaxft._base import _calls
 
 _UNFINISHED = ".unfinished-"
 _LOCK = ".lock"
@@ -92,7 +92,7 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    _progress.got_on()
+    _calls.got_on()
 
 
 def unfinished_bytes(folder: Path) -> int:

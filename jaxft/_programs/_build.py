@@ -15,12 +15,11 @@ from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._closed_over import ClosedOver, placement
 from jaxft._programs._compat import PyTreeDef
 from jaxft._programs._compile import SHARD_SPEC, Applies, Spec, compile_computes, compile_cut
-from jaxft._programs._device_side import DeviceSide
 from jaxft._programs._inline import inline
 from jaxft._programs._leaves import DonationGuard, own, refuse_tracers
 from jaxft._programs._overlap import Labels, overlapped
 from jaxft._programs._partition import Cut, cut
-from jaxft._programs._programs import Programs, batch_key
+from jaxft._programs._programs import DeviceSide, Programs, batch_key
 from jaxft._programs._same_bits import check_same_bits
 from jaxft._programs._shardings import Pins, apart, pins, placed, specs
 from jaxft._programs._slice import Part

@@ -5,7 +5,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -15,9 +15,7 @@ from jaxft._programs._axis import Axis
 from jaxft._programs._build import Shared, cut_only, cut_programs, program_settings
 from jaxft._programs._checks import (
     check_signature,
-    options_compiled_in,
     refuse_disabled_jit,
-    refuse_other_options,
     refuse_others,
     refuse_too_large,
 )
@@ -26,33 +24,13 @@ from jaxft._programs._leaves import own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._programs import Programs
 from jaxft._programs._shardings import placed
+from jaxft._programs._statics import Given
 
-
-class Given(NamedTuple):
-    """The static arguments of a call."""
-
-    key: tuple[Any, ...]  # with their types: 1, 1.0 and True are equal but make different programs
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @staticmethod
-    def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Given":
-        if not (args or kwargs):
-            return _NOTHING
-        key = tuple((type(value), value) for value in args)
-        if kwargs:
-            key += tuple((name, type(value), value) for name, value in sorted(kwargs.items()))
-        try:
-            hash(key)
-        except TypeError as error:
-            raise ConfigurationError(
-                "A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable "
-                f"({error}). Put arrays into the state or into the batch."
-            ) from error
-        return Given(key, tuple(args), kwargs)
-
-
-_NOTHING = Given((), (), {})
+# Options that are compiled into a step, and that a `with` statement may set for some of its calls only.
+_COMPILED_IN = (
+    *("jax_default_matmul_precision", "jax_enable_x64"),
+    *("jax_threefry_partitionable", "jax_default_prng_impl"),
+)
 
 
 class ProgramCache:
@@ -98,7 +76,7 @@ class ProgramCache:
             ConfigurationError: JAX has other options than when the step was compiled.
         """
         if self._options is not None:
-            refuse_other_options(self._options)
+            _refuse_other_options(self._options)
         return self._current.get(given.key)
 
     def first(self, given: Given, state: Any, batch: Any) -> Programs:
@@ -135,7 +113,7 @@ class ProgramCache:
         if settings:
             programs = replace(programs, fingerprint={**programs.fingerprint, **settings})
         self._current[given.key] = programs
-        self._options = options_compiled_in()
+        self._options = _options()
         return programs
 
     def _cut_only(self, given: Given, state: Any, batch: Any) -> Cut:
@@ -175,6 +153,27 @@ class ProgramCache:
             if (self._axis.shards or 1) > 1:
                 built.device.compile_sums()
         return built
+
+
+def _options() -> tuple[Any, ...]:
+    """The values in this thread of the options that a step is compiled with."""
+    return tuple(getattr(jax.config, name) for name in _COMPILED_IN)
+
+
+def _refuse_other_options(compiled: tuple[Any, ...]) -> None:
+    """Raise ConfigurationError if a step that was compiled with these options is called with others.
+
+    `jax.jit` compiles again, and groups that compute the same shard could then differ. Without this they would have
+    no effect.
+    """
+    now = _options()
+    for name, one, other in zip(_COMPILED_IN, compiled, now, strict=True):
+        if one != other:
+            raise ConfigurationError(
+                f"{name} is {other!r} in this call of the step, which was compiled with {one!r} when it joined or "
+                "was first called. Let it be the same in all calls: set it before `step.join`, or have the `with` "
+                "statement that sets it contain `step.join` and the whole loop, or be in the train step."
+            )
 
 
 def check_state(state: Any) -> None:

@@ -11,11 +11,6 @@ import numpy as np
 from jaxft._errors import ConfigurationError, StepError
 from jaxft._programs import _compat
 
-# Options that are compiled into a step, and that a `with` statement may set for some of its calls only.
-_COMPILED_IN = (
-    *("jax_default_matmul_precision", "jax_enable_x64"),
-    *("jax_threefry_partitionable", "jax_default_prng_impl"),
-)
 _NUMBERS = (bool, int, float, complex)
 _LONGEST_REPR = 60
 _BATCH = "A batch is a pytree of arrays and numbers: convert the leaf, or leave it out."
@@ -85,27 +80,6 @@ def refuse_disabled_jit() -> None:
             "compiled programs, so it cannot run without compiling. To debug what it computes, call the parts of the "
             "train step before and after jaxft.pmean yourself, or use jax.debug.print and jax.debug.breakpoint in it."
         )
-
-
-def options_compiled_in() -> tuple[Any, ...]:
-    """The values in this thread of the options that a step is compiled with."""
-    return tuple(getattr(jax.config, name) for name in _COMPILED_IN)
-
-
-def refuse_other_options(compiled: tuple[Any, ...]) -> None:
-    """Raise ConfigurationError if a step that was compiled with these options is called with others.
-
-    `jax.jit` compiles again, and groups that compute the same shard could then differ. Without this they would have
-    no effect.
-    """
-    now = options_compiled_in()
-    for name, one, other in zip(_COMPILED_IN, compiled, now, strict=True):
-        if one != other:
-            raise ConfigurationError(
-                f"{name} is {other!r} in this call of the step, which was compiled with {one!r} when it joined or "
-                "was first called. Let it be the same in all calls: set it before `step.join`, or have the `with` "
-                "statement that sets it contain `step.join` and the whole loop, or be in the train step."
-            )
 
 
 def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

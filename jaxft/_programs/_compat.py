@@ -12,7 +12,6 @@ What differs in that range:
 - Effects have no public classes: they are identified by the names of their classes.
 """
 
-import contextlib
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -42,7 +41,6 @@ _HIDDEN_EFFECTS = frozenset({"NamedAxisEffect", "InternalMutableArrayEffect"})
 # Frames from here are not user code: installed packages, the standard library, JAX and jaxft itself.
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _ROOTS = tuple(os.path.dirname(file) + os.sep for file in (os.__file__, jax.__file__, __file__))
-_NOTHING = contextlib.nullcontext()
 
 
 def make_primitive(
@@ -112,24 +110,8 @@ def as_function(jaxpr: AnyJaxpr) -> Callable[..., list[Any]]:
     return jex.jaxpr_as_fun(close(jaxpr))
 
 
-@contextlib.contextmanager
-def _looking(nans: bool, infs: bool) -> Iterator[None]:
-    with jax.debug_nans(nans), jax.debug_infs(infs):
-        yield
-
-
-def looking_for_special() -> contextlib.AbstractContextManager[None]:
-    """A context in which programs look at their results if `jax_debug_nans` or `jax_debug_infs` is set.
-
-    After the end of a `with jax.debug_nans(...)` anywhere in this thread, which JAX's own functions contain, programs
-    no longer look, although the option is set for the whole process (JAX 0.10 to 0.12). A new context looks again.
-    """
-    nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs  # type: ignore[attr-defined]
-    return _looking(nans, infs) if nans or infs else _NOTHING
-
-
 def special(error: Exception) -> str | None:
-    """What such a context has found in a program, "a NaN" or "an inf": JAX's exception is private."""
+    """What `jax_debug_nans` or `jax_debug_infs` has found in a program, if that: its class is private."""
     if type(error).__name__ != "InternalFloatingPointError":
         return None
     return {"nan": "a NaN", "inf": "an infinity"}[error.args[1]]

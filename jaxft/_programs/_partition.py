@@ -137,7 +137,7 @@ class Cut:
         reads = {index for stage in self.stages[number + 1 :] for index in stage.compute.rest}
         return frozenset(reads if self.report is None else reads | set(self.report.rest))
 
-    @property
+    @functools.cached_property
     def direct(self) -> tuple[int, ...]:
         """The metrics that the stages make."""
         return tuple(index for stage in self.stages for index in stage.direct)

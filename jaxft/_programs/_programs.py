@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,17 +12,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxft._arrays._device_sums import DeviceSums, device_sums, free_bytes
 from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import refuse_disabled_jit, refuse_others
-from jaxft._programs._compat import PyTreeDef, looking_for_special, special
+from jaxft._programs._compat import PyTreeDef, special
 from jaxft._programs._compile import Executables, Program
-from jaxft._programs._device_side import DeviceSide
 from jaxft._programs._leaves import DonationGuard, all_alive, first_difference, own, refuse_tracers
 from jaxft._programs._partition import Cut
 from jaxft._programs._slice import Part, Picker, picker
 from jaxft._programs._stages import Stages
 from jaxft._programs._trace import Traced
+
+_log = logging.getLogger("jaxft")
+_NOTHING = contextlib.nullcontext()
 
 # What tells batches apart: their structure and the abstract value of each leaf.
 BatchKey = tuple[PyTreeDef, tuple[Any, ...]]
@@ -75,7 +80,7 @@ class Programs:
     cut: Cut
     executables: Executables
     stages: Stages
-    device: DeviceSide
+    device: "DeviceSide"
     # Finds the programs for a batch of another type. None: such a batch is an error.
     siblings: "Callable[[Any, Any], Programs] | None" = None
     separate: DonationGuard = field(default_factory=DonationGuard)
@@ -248,8 +253,8 @@ class Programs:
 
     def _call(self, program: Program, part: Part, inputs: Sequence[Any]) -> list[jax.Array]:
         try:
-            with looking_for_special():
-                return program(*inputs)
+            with _looking_for_special():
+                return program.call(*inputs)
         except (TypeError, ValueError) as error:
             refuse_tracers(inputs)
             refuse_disabled_jit()
@@ -276,6 +281,92 @@ class Programs:
         if key not in self._known:
             self._known[key] = self.siblings(self.unflatten(state), batch)
         return self._known[key]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSide:
+    """The devices' side of the exchanges of a step."""
+
+    stages: Stages
+    executables: Executables
+    _sums: dict[int, DeviceSums | None] = field(default_factory=dict, init=False)
+
+    def compile_sums(self) -> None:
+        """Compile what adds contributions on an accelerator, before a step needs it."""
+        for stage in range(self.stages.count):
+            self.sums(stage)
+
+    def sums(self, stage: int) -> DeviceSums | None:
+        """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
+        if stage not in self._sums and self.stages.stage_pieces[stage].whole:
+            self._compile_sums(stage, self.stages.shardings(stage))
+        return self._sums.get(stage)
+
+    def made(self, stage: int, contribution: Sequence[Any]) -> None:
+        """Note where the parts of a first contribution are, in a group of several processes, and compile its sums."""
+        if stage not in self._sums:
+            self._compile_sums(stage, [part.sharding for part in contribution])
+
+    def _compile_sums(self, stage: int, shardings: Sequence[Any]) -> None:
+        programs = {self.stages.buckets[each].program for each in self.stages.run_of(stage)}
+        self._sums[stage] = (
+            device_sums(self.stages.layouts[stage], tuple(shardings), self._compute_bytes)
+            if len(programs) == 1
+            else None  # sums would wait for all programs of the run, which are started before
+        )
+
+    def has_room_ahead(self) -> bool:
+        """Whether an accelerator has memory for one more `compute` while the results of the last are there."""
+        return self.stages.on_accelerator and self._have_room(self._compute_bytes)
+
+    def _have_room(self, size_bytes: int) -> bool:
+        """Whether each device has so much memory left."""
+        shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
+        return all(free_bytes(device) >= size_bytes for device in shardings[0].addressable_devices)
+
+    @functools.cached_property
+    def _compute_bytes(self) -> int:
+        """The memory that `compute` takes of each device, temporaries and results."""
+        found = [program.memory_analysis() for program in self.executables.computes]
+        if None in found:
+            return sys.maxsize  # not known: there is no room to be sure of
+        return sum(one.temp_size_in_bytes + one.output_size_in_bytes for one in found)
+
+    def to_devices(self, stage: int, means: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Start to bring the means of an exchange to the devices of an accelerator, ahead of `apply`.
+
+        Returns them as `joined` takes them: as they are on CPU, in a group of several processes, and where the
+        devices have no room for them beside one more `compute`.
+        """
+        if not self.stages.on_accelerator or not self.stages.stage_pieces[stage].whole:
+            return means
+        start = sum(len(specs) for specs in self.stages.specs[:stage])
+        shardings = [spec.sharding for spec in self.executables.means[start : start + len(means)]]
+        if self.stages.devices and None in shardings:
+            return means  # `apply` decides where they go
+        if not self._have_room(self._compute_bytes + sum(mean.nbytes for mean in means)):
+            return means
+        try:
+            return jax.device_put(list(means), shardings)
+        except jax.errors.JaxRuntimeError as error:
+            _log.warning("The means are brought to the devices later, by apply: %s", error)
+            return means
+
+
+@contextlib.contextmanager
+def _looking(nans: bool, infs: bool) -> Iterator[None]:
+    with jax.debug_nans(nans), jax.debug_infs(infs):
+        yield
+
+
+def _looking_for_special() -> contextlib.AbstractContextManager[None]:
+    """A context in which programs look at their results if `jax_debug_nans` or `jax_debug_infs` is set.
+
+    After the end of a `with jax.debug_nans(...)` anywhere in this thread, which JAX's own functions contain, programs
+    no longer look, although the option is set for the whole process (JAX 0.10 to 0.12). A new context looks again.
+    """
+    nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs  # type: ignore[attr-defined]
+    return _looking(nans, infs) if nans or infs else _NOTHING
 
 
 def _place_it(inputs: Sequence[Any]) -> str:

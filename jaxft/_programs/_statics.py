@@ -57,11 +57,11 @@ class Statics:
         positions |= {known.positional.index(name) for name in names if name in known.positional}
         return Statics(frozenset(positions), frozenset(names))
 
-    def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments after state and batch that were not declared static.
+    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Given":
+        """The arguments of a call after state and batch.
 
         Raises:
-            ConfigurationError: names the first of them.
+            ConfigurationError: one was not declared static, or is not hashable.
         """
         for number, value in enumerate(args, start=2):
             if number not in self.positions:
@@ -71,6 +71,16 @@ class Statics:
         for name, value in kwargs.items():
             if name not in self.names:
                 raise ConfigurationError(_undeclared(f"{name}={short(value)}", f"static_argnames={name!r}"))
+        key = tuple((type(value), value) for value in args)
+        key += tuple((name, type(value), value) for name, value in sorted(kwargs.items()))
+        try:
+            hash(key)
+        except TypeError as error:
+            raise ConfigurationError(
+                "A fault-tolerant step takes a state, a batch, and static arguments, which must be hashable "
+                f"({error}). Put arrays into the state or into the batch."
+            ) from error
+        return Given(key, tuple(args), kwargs)
 
 
 def _undeclared(what: str, declaration: str) -> str:
@@ -109,6 +119,17 @@ class _Parameters(NamedTuple):
 
 
 _ARRAY: Final = object()
+
+
+class Given(NamedTuple):
+    """The static arguments of a call."""
+
+    key: tuple[Any, ...]  # with their types: 1, 1.0 and True are equal but make different programs
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+NOTHING = Given((), (), {})
 
 
 class StaticLeaves:

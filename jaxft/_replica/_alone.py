@@ -12,12 +12,11 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._calls import ctrl_c_later
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
-from jaxft._programs._nonfinite import find
 from jaxft._programs._programs import Local
-from jaxft._replica._engine import Call, OneStep
+from jaxft._replica._call import Call, OneStep, find
 from jaxft._replica._steps import LoopWatch
 
 _log = logging.getLogger("jaxft")

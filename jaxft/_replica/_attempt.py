@@ -22,8 +22,7 @@ from jaxft_protocol.ranks.lanes import Span, rank_of
 from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchanged
 
 from jaxft._arrays._host_copies import host_copies
-from jaxft._base._ctrl_c import ctrl_c_later
-from jaxft._base._progress import told
+from jaxft._base._calls import ctrl_c_later, told
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._grid import peers_of_each
 from jaxft._exchange._grid_links import AnyLinks, open_links
@@ -34,8 +33,8 @@ from jaxft._exchange._plan import strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks
 from jaxft._programs._programs import Local
 from jaxft._ranks._ranks import Directing, Ranks, Verdict
+from jaxft._replica._call import Call, FiniteCheck
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._report import Record

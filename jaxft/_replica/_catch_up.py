@@ -16,8 +16,8 @@ from jaxft._errors import HealFailed
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._spans import SpanFetcher
 from jaxft._ranks._ranks import Directing, Ranks
+from jaxft._replica._call import Call, FiniteCheck
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._replica._rehearsal import Rehearsal

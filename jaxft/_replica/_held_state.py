@@ -14,7 +14,7 @@ from jaxft_protocol.replica.state import Digested
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
-from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._calls import ctrl_c_later
 from jaxft._base._host_memory import available_bytes
 from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore, host_part

@@ -11,16 +11,15 @@ from jaxft_protocol.replica.state import Prepared
 
 from jaxft._arrays._digest import digest as digest_of
 from jaxft._arrays._pieces import Spread
-from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._calls import ctrl_c_later
 from jaxft._errors import ConfigurationError
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
 from jaxft._programs._leaves import labels
-from jaxft._programs._nonfinite import compared_policy
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._ranks._settings import compare
+from jaxft._replica._call import Call, OneStep, compared_policy, shards_setting
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, OneStep, shards_setting
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._saving import Saving
 from jaxft._transport._handshake import DATA_PLANE_VERSION

@@ -10,9 +10,9 @@ import logging
 import numpy as np
 
 from jaxft._arrays._memory import result_regions
-from jaxft._base._progress import told
+from jaxft._base._calls import told
 from jaxft._ranks._ranks import Directing, Ranks
-from jaxft._replica._engine import Call
+from jaxft._replica._call import Call
 from jaxft._replica._held_state import HeldState
 
 _log = logging.getLogger("jaxft")

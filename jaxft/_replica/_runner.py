@@ -29,17 +29,17 @@ from jaxft_protocol.replica.state import (
     TakeDigest,
 )
 
-from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._calls import ctrl_c_later
 from jaxft._errors import ConfigurationError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
 from jaxft._ranks._collectives import end_if_lost
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
+from jaxft._replica._call import Call, FiniteCheck
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._draining import Drained
-from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._membership import Membership

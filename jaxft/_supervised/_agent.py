@@ -16,7 +16,7 @@ import jax
 
 from jaxft._arrays._device_digest import StateDigest
 from jaxft._errors import ConfigurationError
-from jaxft._replica._engine import Call
+from jaxft._replica._call import Call
 from jaxft._replica._runner import Runner
 from jaxft._replica._steps import LoopWatch
 from jaxft._report import StepReport

@@ -20,7 +20,8 @@ from typing import Any
 
 import jax
 
-from jaxft._replica._engine import Call, Engine
+from jaxft._replica._call import Call
+from jaxft._replica._engine import Engine
 from jaxft._replica._steps import LoopWatch
 from jaxft._supervised._announcements import APPLY, WAIT, follow
 from jaxft._supervised._phase_file import DRAINED, LATE, STRANDED, Word, WordFile

@@ -4,7 +4,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from jaxft._base._ctrl_c import ctrl_c_later
+from jaxft._base._calls import ctrl_c_later
 from jaxft._base._room import start_thread
 from jaxft._transport._sockets import Abort
 

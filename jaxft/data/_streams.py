@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxft._base import _progress
+from jaxft._base import _calls
 from jaxft._base._numbers import whole
 from jaxft._errors import ConfigurationError, JobFinished
 from jaxft._programs._checks import check_function, takes_next
-from jaxft.data._pure import difference
+from jaxft.data._batch_functions import difference
 
 _log = logging.getLogger("jaxft")
 
@@ -208,7 +208,7 @@ class _Stream:
                 position = source.position
                 self._kept[position] = _taken(source)
                 if position < number:
-                    _progress.got_on()
+                    _calls.got_on()
         except StopIteration as error:
             raise self._ended(number, 0 if source is None else source.position) from error
         while len(self._kept) > keep:
@@ -307,7 +307,7 @@ class _Source:
         first, began_s, mention_s = self.position, time.monotonic(), MENTION_S
         while self.position < position:
             self.read()
-            _progress.got_on()
+            _calls.got_on()
             took_s = time.monotonic() - began_s
             if took_s >= mention_s:
                 done = self.position - first
@@ -345,7 +345,7 @@ def _next_of(source: _Source) -> Any:
     except StopIteration:
         return None
     finally:
-        _progress.got_on()
+        _calls.got_on()
 
 
 def _as_numpy(leaf: Any) -> Any:

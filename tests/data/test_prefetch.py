@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxft._base import _progress, _room
+from jaxft._base import _calls, _room
 from jaxft._errors import ConfigurationError
 from jaxft.data import Batches, Prefetch, _prefetch
 from jaxft.data._prefetch import Workers
@@ -34,7 +34,7 @@ class Recorded:
         if ahead and (gate := self.gates.get((step, shard))) is not None:
             assert gate.wait(patience.FAR_S)
         self.calls.append((step, shard, ahead))
-        _progress.got_on()
+        _calls.got_on()
         if (step, shard) in self.fails:
             raise OSError(f"cannot read step {step}")
         return DATA(step, shard)
@@ -201,7 +201,7 @@ def test_progress_of_the_worker_counts_for_the_step() -> None:
     moves: list[str] = []
     recorded = Recorded()
     batches = Prefetch(recorded)
-    with _progress.told(lambda: moves.append(threading.current_thread().name)):
+    with _calls.told(lambda: moves.append(threading.current_thread().name)):
         batches(0, 0)
         recorded.until(1, 0, True)
     patience.until(lambda: any(name.startswith("jaxft-data") for name in moves), "the worker's progress")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxft
-from jaxft._base import _progress
+from jaxft._base import _calls
 from jaxft._errors import ConfigurationError, JobFinished
 from jaxft.data import Prefetch, Streams, _streams, from_iterator
 from tests import patience
@@ -160,7 +160,7 @@ def test_reading_through_is_said_with_its_cost_and_counts_as_progress(
 ) -> None:
     monkeypatch.setattr(_streams, "MENTION_S", 0.0)
     moves: list[None] = []
-    with _progress.told(lambda: moves.append(None)), caplog.at_level(logging.WARNING, "jaxft"):
+    with _calls.told(lambda: moves.append(None)), caplog.at_level(logging.WARNING, "jaxft"):
         values(from_iterator(Counted(), 1), (500, 0))
     assert len(moves) == 500
     first = caplog.records[0].message

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxft
-from jaxft._programs import _device_side, _stages
+from jaxft._programs import _programs, _stages
 from jaxft._programs._build import cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._stages import Bucket, divided
@@ -136,9 +136,9 @@ def test_means_that_have_no_room_stay_on_the_host(
 
     with pretended(bucket_bytes=1), pytest.MonkeyPatch.context() as patch:
         for free, room in ((needed, True), (needed - 1, False)):
-            patch.setattr(_device_side, "free_bytes", lambda device, free=free: free)
+            patch.setattr(_programs, "free_bytes", lambda device, free=free: free)
             assert (programs.device.to_devices(1, mean)[0] is not mean[0]) is room
-        patch.setattr(_device_side, "free_bytes", lambda device: needed)
+        patch.setattr(_programs, "free_bytes", lambda device: needed)
         patch.setattr(jax, "device_put", full)
         assert programs.device.to_devices(1, mean) is mean
     assert "brought to the devices later, by apply: RESOURCE_EXHAUSTED" in caplog.text

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxft
-from jaxft._base._callers import one_caller
+from jaxft._base._calls import one_caller
 from jaxft._errors import ConfigurationError, StepError
 from tests.patience import FAR_S, join
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jaxft
 from jaxft._arrays._layout import LeafSpec
-from jaxft._programs._nonfinite import Policy, compared_policy, find
+from jaxft._replica._call import Policy, compared_policy, find
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 

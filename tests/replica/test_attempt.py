@@ -24,14 +24,13 @@ from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import cut_programs
-from jaxft._programs._nonfinite import Policy
 from jaxft._programs._programs import Programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica import _attempt
 from jaxft._replica._attempt import Attempts, _Stage, _Work
+from jaxft._replica._call import Call, FiniteCheck, Policy
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
 from jaxft._replica._membership import Membership

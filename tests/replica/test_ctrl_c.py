@@ -15,10 +15,10 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 
 import jaxft
 from jaxft._programs._programs import Programs
-from jaxft._programs._statics import StaticLeaves
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._saving import Saving
 from jaxft._session._mailbox import Mailbox
+from jaxft._step import Step
 from tests import patience
 from tests.clusters import Cluster, cluster
 from tests.interrupts import interrupted
@@ -142,7 +142,7 @@ def interrupt_once(patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
 
 HEALS = (CatchUp, "heal")
 WAITS = (Mailbox, "wait")
-RETURNS = (StaticLeaves, "whole")
+RETURNS = (Step, "_whole")
 
 
 @pytest.mark.processes

@@ -10,7 +10,7 @@ import pytest
 
 import jaxft
 from jaxft._errors import ConfigurationError
-from jaxft.data import Batches, _pure
+from jaxft.data import Batches, _batch_functions
 
 
 def train_step(w: Any, batch: Any) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ def test_a_stream_of_what_is_no_array_is_refused_as_such() -> None:
 
 
 def test_what_turns_impure_later_is_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pure, "EVERY", 10)
+    monkeypatch.setattr(_batch_functions, "EVERY", 10)
     late = itertools.count()
 
     def batch_for(step: int, shard: int) -> Any:
@@ -112,9 +112,9 @@ def test_what_turns_impure_later_is_found_later(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_has_the_same_bits_is_the_same(batch: Any) -> None:
-    assert not _pure.difference(batch, jax.tree.map(jnp.copy, batch))
-    assert not _pure.difference(jax.random.key(3), jax.random.key(3))
-    assert _pure.difference(jax.random.key(3), jax.random.key(4))
+    assert not _batch_functions.difference(batch, jax.tree.map(jnp.copy, batch))
+    assert not _batch_functions.difference(jax.random.key(3), jax.random.key(3))
+    assert _batch_functions.difference(jax.random.key(3), jax.random.key(4))
 
 
 def test_batches_of_other_shards_than_the_step_are_refused() -> None:

@@ -17,7 +17,7 @@ from jaxft._programs._build import cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
-from jaxft._replica._engine import Call
+from jaxft._replica._call import Call
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._rehearsal import Rehearsal
 

@@ -25,9 +25,9 @@ from jaxft._programs._build import cut_programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._attempt import Attempts
+from jaxft._replica._call import Call, FiniteCheck
 from jaxft._replica._catch_up import CatchUp
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._engine import Call, FiniteCheck
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._replica._runner import Runner

@@ -16,7 +16,8 @@ from step_models import bits, mlp_adam, numpy_batch
 import jaxft
 from jaxft._arrays._layout import Layout
 from jaxft._errors import ConfigurationError, StepError
-from jaxft._replica._engine import Call, Engine
+from jaxft._replica._call import Call
+from jaxft._replica._engine import Engine
 from jaxft._replica._steps import LoopWatch
 
 
