@@ -35,7 +35,7 @@ adversary: $(STAMP)  ## half an hour of all faults, the coordinator's death amon
 	$(BIN)/python -m lab chaos --minutes 30 --faults kill,stop,hang,link,partition,coordinator,corrupt \
 		--heartbeat-timeout-ms 2000 --failure-timeout-s 20 $(ARGS)
 
-# What needs a system of its own, or half an hour.
+# What needs a separate system, or half an hour.
 ELSEWHERE := storm or slurm or ray or kubernetes
 
 quick: $(STAMP)  ## the protocol and pure values, in about a minute

@@ -123,7 +123,7 @@ class Imports:
 
 
 def room_of(module: str) -> str:
-    """Return the package below the distribution's package; modules beside packages are rooms of their own."""
+    """Return the package below the distribution's package; modules beside packages are rooms themselves."""
     return ".".join(module.split(".")[:2])
 
 

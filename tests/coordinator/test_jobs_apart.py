@@ -330,7 +330,7 @@ def test_a_job_whose_record_the_store_refuses_goes_on_from_the_last_one(tmp_path
 
 
 def test_a_session_whose_end_was_dropped_with_a_refused_record_is_ended(tmp_path: Path):
-    """The job has ended it already, and forgets it; else its heartbeats would be answered for ever."""
+    """The job has ended it already, and forgets it; else its heartbeats would be answered forever."""
 
     class Picky(FileStore):
         refuses = False

@@ -32,7 +32,7 @@ def flushing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[],
     def first_loading(call: Callable[[], T]) -> Callable[[], T]:
         def loads_and_calls() -> T:
             assert threading.current_thread() is not threading.main_thread()
-            # Each needs a library of its own: only the first load runs what sets the mode.
+            # Each needs its own library: only the first load runs what sets the mode.
             library = folder / f"fast{len(list(folder.iterdir()))}.so"
             patience.run(["gcc", "-Ofast", "-shared", "-o", library, "-xc", "/dev/null"], check=True)
             ctypes.CDLL(str(library))

@@ -281,7 +281,7 @@ def test_a_group_that_came_too_late_does_not_end_the_others() -> None:
 
 
 def test_the_last_line_names_who_took_no_part_and_why() -> None:
-    """Otherwise chance decides which half of a job is refused, and nobody sees it."""
+    """Otherwise chance decides which half of a job is refused, and no one sees it."""
     one = play(3)
     one.commit("group-0", 3)
     one.end("group-1", 78)

@@ -1,4 +1,4 @@
-"""Files of lines: a line is written whole or not at all, and nobody waits for the disk."""
+"""Files of lines: a line is written whole or not at all, and no thread waits for the disk."""
 
 import logging
 import subprocess
@@ -38,7 +38,7 @@ def broken(path: Path) -> LineFile:
 
 
 def lose(file: LineFile, lines: int) -> None:
-    """Each in a write of its own."""
+    """Each in its own write."""
     for _ in range(lines):
         before = file.lost
         file.put("lost")

@@ -228,7 +228,7 @@ class Life:
             if self.world.now_s < self._stopped_until_s:
                 return
             effect = self._outbox.popleft()
-            if type(effect) is Told:
+            if isinstance(effect, Told):
                 if self.number == self.world.disk.life:
                     self.world.incarnations[effect.holder[1]].told_to_drain()
                 continue

@@ -42,7 +42,7 @@ async def written(store: EtcdStore | FileStore, *appends: list[Record]) -> Opene
 
 
 def put(file: Path, name: str, value: bytes) -> None:
-    """Write a value into the file of a store that nobody has open, as a faulty or newer coordinator would."""
+    """Write a value into the file of a store that no process has open, as a faulty or newer coordinator would."""
     with contextlib.closing(sqlite3.connect(file)) as database, database:
         crc = zlib.crc32(value, zlib.crc32(name.encode()))
         database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", (name.encode(), value, crc))

@@ -49,7 +49,7 @@ def _started(run: Callable[[], None], *, name: str) -> threading.Thread:
 
 
 class LineFile:
-    """A file of events that a thread writes, so that nobody waits for the disk.
+    """A file of events that a thread writes, so that no thread waits for the disk.
 
     Args:
         path: the file; new lines go to its end. Its folder must exist.

@@ -87,7 +87,7 @@ from jaxft_launch.supervise.core.values import (
     ending_of,
 )
 
-# Waits longer than this are told.
+# Waits longer than this are reported.
 FIRST_MENTION_S = 5.0
 # What a process has started may end by itself after it: Python's tracker of shared memory frees that first.
 REST_S = 2.0
@@ -612,7 +612,7 @@ def _given_up(group: Group, why: str, status: int, log: LogOf | None) -> tuple[G
 
 
 def _checked(group: Group, event: Checked) -> Result:
-    """Note what the check has answered. A change is told; what follows is decided as time passes."""
+    """Note what the check has answered. A change is reported; what follows is decided as time passes."""
     level = LEVELS.get(event.status, UNKNOWN)
     sick = event.status == CRITICAL or (group.sick and event.status != OK)
     before = group.level

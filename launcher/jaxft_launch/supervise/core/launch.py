@@ -51,7 +51,7 @@ class Launch:
 
     Attributes:
         groups: in their order.
-        keeper: of its own coordinator; None if that is elsewhere: then other launches may have groups of the job.
+        keeper: the launch's coordinator; None if that is elsewhere: then other launches may have groups of the job.
         devices: the last answer of `--probe`.
         signal: the first that the launcher got.
         job_done: whether a group was done.

@@ -92,7 +92,7 @@ class Life:
         failed: the rank that failed first, or one seen later that is the reason for that.
         overdue: the deadline that was exceeded.
         killed: whether SIGKILL was sent to its processes.
-        told: whether its failure was told.
+        told: whether its failure has been reported.
         leaves_until_s: until when what its processes have started may end by itself.
         first_end_s: when its first process ended with status 0.
         healed: whether a process has healed, and holds the job's state since.
