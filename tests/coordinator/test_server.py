@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from jaxft_coordinator.shell import _server, _session, limits
+from jaxft_coordinator.shell import _jobs, _server, _session, limits
 from jaxft_coordinator.shell._server import SERVICE, Server
 from jaxft_protocol import deltas, wire
 from jaxft_protocol.coordinator import machine
@@ -202,7 +202,9 @@ def test_a_closed_stream_is_noticed_at_once():
     assert asyncio.run(best_of_five()) < 1.0
 
 
-def test_a_silent_group_is_put_out():
+def test_a_silent_group_whose_process_lives_is_put_out_later(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_jobs, "SILENT_TIMEOUTS", 2)
+
     async def scenario() -> None:
         async with serving(heartbeat_timeout_s=2.0) as server, pair(server) as (a, b, _):
 

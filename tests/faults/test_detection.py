@@ -29,7 +29,7 @@ def test_deaths_are_noticed_in_time(tmp_path: Path, undisturbed: str) -> None:
     with trial(tmp_path) as job:
         stopped_s = time.time()
         job.workers["group-0"].process.send_signal(signal.SIGSTOP)
-        silent_s = noticed_s(job, "evicts group-0: no heartbeat for", stopped_s)
+        silent_s = noticed_s(job, "lost group-0 (no heartbeat for", stopped_s)
         job.workers["group-0"].process.send_signal(signal.SIGCONT)
         job.until_back("group-0")
         deaths_s: list[float] = []

@@ -37,11 +37,11 @@ def test_a_stop_of_any_length_changes_nothing(tmp_path: Path, undisturbed: str) 
 
         standstill_s, again_s = stop_for(job, "group-1", a_moment)
         figures.info("stopped shortly: stood still %.2f s, back after %.2f s", standstill_s, again_s)
-        assert not job.coordinator_says("evicts group-1"), "shorter than the timeout: the others wait"
+        assert not job.coordinator_says("lost group-1"), "shorter than the timeout: the others wait"
         assert job.workers["group-0"].steps()[-1]["members"] == list(GROUPS)
 
         def the_others_go_on() -> None:
-            job.until_coordinator_says("evicts group-1: no heartbeat for")
+            job.until_coordinator_says("lost group-1 (no heartbeat for")
             for group in ("group-0", "group-2"):
                 job.until_step(group, 3)
 

@@ -9,6 +9,7 @@ from its last record when they come back. A failure caused by one session ends t
 """
 
 import logging
+import math
 import secrets
 import time
 from collections import Counter
@@ -46,6 +47,8 @@ _log = logging.getLogger("jaxft_coordinator")
 
 # How often to look for jobs to forget.
 _FORGET_EVERY_S = 10.0
+# In units of the heartbeat timeout: a group whose process lives, for it answers pings, may send nothing for so long.
+SILENT_TIMEOUTS = 12
 # Random bits in the heal ids of a coordinator without a store, which forgets those given out before.
 _LIFE_BITS = 31
 
@@ -172,14 +175,23 @@ class Jobs:
         """Forget all jobs: another coordinator leads them."""
         self._jobs.clear()
 
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        return self._options.heartbeat_timeout_s
+
+    def overdue_s(self, session: SessionId) -> float:
+        """For how long an open session has said nothing, if it is longer than heartbeats take to come; else 0."""
+        silent_s = time.monotonic() - self._heard_s.get(session, math.inf)
+        return silent_s if silent_s > self._options.heartbeat_timeout_s / 2 else 0.0
+
     def tick(self) -> None:
         """Look for silent groups, and for jobs to forget."""
         self._note_run()
-        unix_s = int(time.time())
+        unix_s, alive_s = int(time.time()), self._alive_s()
         for name, job in list(self._jobs.items()):
             idle = job.idle_since is not None and job.restored_s is None and not job.groups
             if not (idle or name in self._stopped or self._is_blocked(name)):
-                self.step(name, Tick(self._heard_s, unix_s))
+                self.step(name, Tick(alive_s, unix_s))
         if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
             self._forgot_s = time.monotonic()
             self._forget_the_old(unix_s)
@@ -378,6 +390,12 @@ class Jobs:
             _log.exception("[%s] could not be told that it stops", name)
 
     # ---- the time ----
+
+    def _alive_s(self) -> dict[SessionId, float]:
+        """When each open session was last known to live: a stream whose process does not answer pings ends."""
+        now_s = time.monotonic()
+        least_s = now_s - SILENT_TIMEOUTS * self._options.heartbeat_timeout_s
+        return {session: now_s if at_s >= least_s else at_s for session, at_s in self._heard_s.items()}
 
     def _note_run(self) -> None:
         """Note that this process runs; if it did nothing for long, tell the jobs before they learn anything else."""

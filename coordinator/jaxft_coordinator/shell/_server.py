@@ -74,12 +74,28 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", limits.MAX_STREAMS_PER_CONNECTION),
     ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_TIMEOUT_S),
-    # The protocol has its own heartbeat. These only limit how often a client's keepalive may ping.
+    # How often a client's keepalive may ping.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Two coordinators on one port would each see half of a job.
     ("grpc.so_reuseport", 0),
 ]
+
+
+def _pings(heartbeat_timeout_s: float) -> list[tuple[str, int]]:
+    """End a stream whose other end answers no ping, as soon as its heartbeats have been missing for the timeout.
+
+    gRPC answers pings in C, without Python's lock. So code that holds it (`json.loads` of a long text, garbage
+    collection) delays heartbeats, but ends no stream; a process that is stopped, or has no network, answers none.
+    """
+    # A heartbeat comes every third of the timeout, and puts off the ping. Two may be lost.
+    idle_ms, answer_ms = round(400 * heartbeat_timeout_s), round(600 * heartbeat_timeout_s)
+    return [
+        ("grpc.keepalive_time_ms", max(1, idle_ms)),
+        ("grpc.keepalive_timeout_ms", max(1, answer_ms)),
+        ("grpc.http2.ping_timeout_ms", max(1, answer_ms)),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
 class Server(pb_grpc.CoordinatorServicer):
@@ -138,7 +154,8 @@ class Server(pb_grpc.CoordinatorServicer):
             OSError: the address cannot be bound.
         """
         connections = ("grpc.max_allowed_incoming_connections", limits.max_connections())
-        server = grpc.aio.server(options=[*_OPTIONS, connections])
+        pings = _pings(self._jobs.heartbeat_timeout_s)
+        server = grpc.aio.server(options=[*_OPTIONS, *pings, connections])
         self._serve_sessions(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         _services.add_reflection(SERVICE, server)
@@ -372,6 +389,8 @@ class Server(pb_grpc.CoordinatorServicer):
         self._admission.leave(session.id)
         if self._sessions.pop(session.id, None) is None or not session.job:
             return
+        if silent_s := self._jobs.overdue_s(session.id):
+            reason = f"no heartbeat for {silent_s:.1f} s"  # and no answer to a ping
         self._jobs.step(session.job, SessionClosed(session.id, reason))
 
     def sessions_of(self, job: str) -> Sequence[SessionId]:
