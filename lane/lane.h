@@ -185,6 +185,9 @@ struct lane_look {
 #define LANE_SIZES 10
 void lane_sizes(uint32_t sizes[LANE_SIZES]);
 
+/* Write a byte to a socket at each interval, until `stop_fd` is readable or the socket fails: this process lives. */
+void lane_live(int fd, int stop_fd, double interval_s);
+
 struct lane;
 
 /* Begin an exchange. Returns NULL without memory. The plan is copied, but not what it points to. */

@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <time.h>
 
 double lane_now_s(void) {
@@ -206,6 +207,18 @@ EXPORT void lane_looks(const struct lane *lane, struct lane_look *looks) {
         looks[peer].owes = !channel->paused && (is_arriving || channel->partials_in < channel->partials_size);
         looks[peer].is_idle = channel->queued == 0;
         looks[peer].is_watched = peer != lane->plan.me && lane->polled[peer].events != 0;
+    }
+}
+
+EXPORT void lane_live(int fd, int stop_fd, double interval_s) {
+    struct pollfd stop = {.fd = stop_fd, .events = POLLIN};
+    for (;;) {
+        int ready = poll(&stop, 1, (int)(1e3 * interval_s));
+        if (ready > 0 || (ready < 0 && errno != EINTR))
+            return;
+        /* Where the other side does not read, its buffer is full of signs of life. */
+        if (send(fd, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EINTR)
+            return;
     }
 }
 

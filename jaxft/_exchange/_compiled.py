@@ -60,6 +60,8 @@ class Library:
         c.lane_close.argtypes = [ctypes.c_void_p]
         c.lane_turn.argtypes = [ctypes.c_void_p, ctypes.c_double]
         c.lane_looks.argtypes = c.lane_why.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        c.lane_live.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_double]
+        c.lane_live.restype = None
         c.lane_combine.argtypes = [
             *(ctypes.c_int, ctypes.c_double, ctypes.c_void_p, ctypes.c_size_t),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
@@ -78,6 +80,10 @@ class Library:
         ]
         macs = c.lane_macs_name()
         return Library(c, used.decode(), macs and macs.decode())
+
+    def live(self, fd: int, stop_fd: int, interval_s: float) -> None:
+        """Write a byte to a socket at each interval, without Python's lock, until `stop_fd` is readable."""
+        self.c.lane_live(fd, stop_fd, interval_s)
 
     def mac(self, key: bytes, count: int, header: bytes, payload: np.ndarray) -> bytes:
         """The twin of `Macs.tag`, for a frame of this sequence number."""
@@ -180,7 +186,7 @@ def _check(c: ctypes.CDLL, path: Path) -> None:
     if not hasattr(c, "lane_sizes"):
         raise OSError(f"{path} is not a compiled lane.")
     c.lane_sizes(sizes)
-    if list(sizes) != wanted or not hasattr(c, "lane_add_pairs"):
+    if list(sizes) != wanted or not hasattr(c, "lane_live"):
         raise OSError(
             f"{path} was built from other sources than this Python: run `make setup`, or install again."
         )

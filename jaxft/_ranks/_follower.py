@@ -23,7 +23,7 @@ from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_failure, decode_order, encode_outcome
-from jaxft._ranks._link import Link, leader_message
+from jaxft._ranks._link import Life, Link, leader_message
 from jaxft._ranks._outside import Awaited, Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._report import StepReport
@@ -47,6 +47,7 @@ class Follower:
 
     Args:
         connection: to rank 0; owned.
+        life: the second connection to it, for signs of life.
         rank: this process's rank.
         size: the number of ranks.
         address: where the same rank of other groups reaches this one.
@@ -60,6 +61,7 @@ class Follower:
         self,
         connection: Connection,
         *,
+        life: Life | None = None,
         rank: int,
         size: int,
         address: str,
@@ -95,6 +97,7 @@ class Follower:
         self._closed = False
         self._link = Link(
             connection,
+            life=life,
             other=0,
             receive=leader_message,
             handle=self._hear,

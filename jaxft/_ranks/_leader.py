@@ -1,6 +1,7 @@
 """Rank 0 of a group of several processes."""
 
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -18,7 +19,7 @@ from jaxft_protocol.values import LongWait
 from jaxft._base._room import start_thread
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_outcome, encode_failure, encode_order
-from jaxft._ranks._link import Link, rank_message
+from jaxft._ranks._link import Life, Link, rank_message
 from jaxft._ranks._outside import Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._transport._seals import Connection
@@ -35,6 +36,7 @@ class Leader:
 
     Args:
         connections: one for each other rank, in their order; owned.
+        lives: the second connections to them, for signs of life.
         silence_s: how long a rank may be silent.
         stuck_s: how long a rank may make no progress while rank 0 waits for its part of an operation.
         name: this group's name, for logs.
@@ -43,7 +45,13 @@ class Leader:
     rank = 0
 
     def __init__(
-        self, connections: Sequence[Connection], *, silence_s: float, stuck_s: float, name: str
+        self,
+        connections: Sequence[Connection],
+        *,
+        lives: Sequence[Life] = (),
+        silence_s: float,
+        stuck_s: float,
+        name: str,
     ) -> None:
         self.size = 1 + len(connections)
         self._name = name
@@ -68,6 +76,7 @@ class Leader:
         self._links = [
             Link(
                 connection,
+                life=life,
                 other=rank,
                 receive=rank_message,
                 handle=lambda message, rank=rank: self._hear(rank, message),
@@ -75,7 +84,7 @@ class Leader:
                 silence_s=silence_s,
                 name=name,
             )
-            for rank, connection in enumerate(connections, 1)
+            for rank, (connection, life) in enumerate(itertools.zip_longest(connections, lives), 1)
         ]
 
     def start(self) -> None:

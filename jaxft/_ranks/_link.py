@@ -1,5 +1,10 @@
 """One connection between two ranks of a group: messages in both directions, and the end of one is the end of both.
 
+Beats are messages, sent by a Python thread: code that holds Python's lock, such as `json.loads` of a long text, stops
+them. So a second connection carries signs of life, a byte at each interval, which the compiled lane writes without
+the lock. They break the silence, and say nothing else. Without that lane, a rank that holds the lock for as long as a
+silence may last loses its group.
+
 A group shares fate. If the connection breaks, or the other rank is silent for too long, this process ends at once
 with status `EXIT_AGAIN`: its training thread may be inside a collective that never returns, so no exception would
 reach it. The supervisor starts the whole group again, and it heals from the other groups.
@@ -14,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jaxft_protocol.proto import ranks_pb2 as pb
@@ -39,11 +45,26 @@ _GRACE_S = 5.0
 _HEAD_START_S = 2.5
 
 
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The signs of life between two ranks.
+
+    Attributes:
+        connection: from the handshake; owned.
+        write: `write(fd, stop_fd, interval_s)` writes a byte at each interval, without Python's lock, until
+            `stop_fd` is readable. None: no lane was built.
+    """
+
+    connection: Connection
+    write: Callable[[int, int, float], None] | None
+
+
 class Link:
     """A connection to another rank, with a thread that receives and a thread that sends beats.
 
     Args:
         connection: from the handshake; owned.
+        life: the second connection. None: beats are the only signs of life.
         other: the other rank's number.
         receive: decodes a message.
         handle: called with each message, in the receiving thread. Must not block.
@@ -57,6 +78,7 @@ class Link:
         self,
         connection: Connection,
         *,
+        life: Life | None = None,
         other: int,
         receive: Callable[[bytes], Any],
         handle: Callable[[Any], None],
@@ -67,6 +89,7 @@ class Link:
     ) -> None:
         self.other = other
         self._connection = connection
+        self._life = life
         self._receive_message = receive
         self._handle = handle
         self._beat = beat
@@ -84,6 +107,10 @@ class Link:
     def start(self) -> None:
         for run in (self._receive, self._beats):
             self._threads.append(start_thread(self._guarded, run, name=f"jaxft-rank-{self.other}"))
+        if self._life is not None and self._life.write is not None:
+            fds = self._life.connection.sock.fileno(), self._closing.fileno()
+            name = f"jaxft-rank-{self.other}-lives"
+            self._threads.append(start_thread(self._life.write, *fds, BEAT_S, name=name))
 
     def send(self, message: Any) -> None:
         """Send a message. One that cannot be sent ends the connection: without it, the ranks would come apart."""
@@ -103,6 +130,8 @@ class Link:
         for thread in self._threads:
             thread.join()
         self._connection.close()
+        if self._life is not None:
+            self._life.connection.close()
 
     def await_loss(self, timeout_s: float) -> None:
         """Return after `timeout_s`, or as soon as the other rank has ended in an orderly way.
@@ -174,19 +203,31 @@ class Link:
             TimeoutError: it has sent nothing for so long.
         """
         silent_s, slow_s = 0.0, SLOW_WAIT_S
+        self._shows_life()  # what came before does not count
         while silent_s < patience_s:
             began_s = time.monotonic()
             until_s = began_s + min(BEAT_S, patience_s - silent_s)
             with contextlib.suppress(TimeoutError):
                 wait(self._connection.sock, select.POLLIN, deadline_s=until_s, what="", abort=self._closing)
                 return
-            silent_s += min(time.monotonic() - began_s, BEAT_S)
+            silent_s = 0.0 if self._shows_life() else silent_s + min(time.monotonic() - began_s, BEAT_S)
             if silent_s >= slow_s:
                 slow_s = math.inf
                 _log.warning(
                     "[jaxft %s] rank %d has been silent for %.0f s", self._name, self.other, silent_s
                 )
         raise TimeoutError(f"silent for {patience_s:g} s")
+
+    def _shows_life(self) -> bool:
+        """Whether signs of life have come since the last call."""
+        shown = False
+        if self._life is not None:
+            with contextlib.suppress(
+                OSError
+            ):  # none has, or its process has ended, which the other connection shows
+                while self._life.connection.sock.recv(4096, socket.MSG_DONTWAIT):
+                    shown = True
+        return shown
 
     def _read(self, deadline_s: float) -> bytes:
         header = self._exactly(_HEADER.size, deadline_s)

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -22,11 +22,12 @@ from jaxft_protocol.replica.state import Identity
 from jaxft._base._ending import keep_status
 from jaxft._base._room import once_there_is_room
 from jaxft._errors import ConfigurationError
+from jaxft._exchange import _compiled
 from jaxft._exchange._reduce import check_floats
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._ranks._collectives import came_from_xla
-from jaxft._ranks._link import end_with
+from jaxft._ranks._link import Life, end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._raised import report_by
@@ -199,11 +200,14 @@ def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":
 
     deadline_s = time.monotonic() + config.failure_timeout_s
     connections: list[Connection] = []
+    lives: list[Life] = []
     for rank in range(1, size):
         with _ends_without(rank, config):
             connections.append(listener.take_rank(rank, deadline_s=deadline_s))
+            lives.append(_life(listener.take_rank(rank, 1, deadline_s=deadline_s)))
     leader = Leader(
         connections,
+        lives=lives,
         silence_s=silence_s(config.failure_timeout_s),
         stuck_s=config.failure_timeout_s,
         name=config.group,
@@ -225,9 +229,13 @@ def _follow(
     request = ConnectionRequest("rank", config.job, group, incarnation, group, incarnation, rank)
     deadline_s = time.monotonic() + config.failure_timeout_s
     with _ends_without(0, config):
-        connection = dial(leader_address, request, deadline_s=deadline_s, key=credentials.data_key)
+        connection, second = (
+            dial(leader_address, each, deadline_s=deadline_s, key=credentials.data_key)
+            for each in (request, replace(request, lane=1))
+        )
     follower = Follower(
         connection,
+        life=_life(second),
         rank=rank,
         size=size,
         address=str(own),
@@ -238,6 +246,11 @@ def _follow(
     )
     identity = Identity(config.job, GroupName(group), incarnation, follower.address, config.coordinator)
     return Membership(identity, listener, follower, follower)
+
+
+def _life(connection: Connection) -> Life:
+    lane = _compiled.library()
+    return Life(connection, None if lane is None else lane.live)
 
 
 @contextlib.contextmanager

@@ -164,14 +164,14 @@ class Listener:
         key = (quorum_id, group, incarnation, lane, strand)
         return self._pending.take(key, deadline_s=deadline_s, abort=abort)
 
-    def take_rank(self, rank: int, *, deadline_s: float) -> Connection:
-        """Wait for the connection of another rank of this group, and return it. For rank 0.
+    def take_rank(self, rank: int, number: int = 0, *, deadline_s: float) -> Connection:
+        """Wait for the first or second connection of another rank of this group, and return it. For rank 0.
 
         Raises:
             TimeoutError: the deadline passed.
             ConnectionError: the listener closed.
         """
-        return self._ranks.take((rank, *self._me, 0, 0), deadline_s=deadline_s, abort=None)
+        return self._ranks.take((rank, *self._me, number, 0), deadline_s=deadline_s, abort=None)
 
     def forget(self, quorum_id: int) -> None:
         """Close the connections for this quorum and older ones, and refuse later ones."""
@@ -363,7 +363,7 @@ class Listener:
             self._admit_exchange(half, request, proof, connection)
         elif request.kind == "rank":
             self._accept_request(half, proof)
-            self._ranks.add((request.number, request.group, request.incarnation, 0, 0), connection)
+            self._ranks.add((request.number, request.group, request.incarnation, request.lane, 0), connection)
         else:
             self._admit_heal(half, request, proof, connection)
 

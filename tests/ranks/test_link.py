@@ -3,8 +3,11 @@
 import contextlib
 import logging
 import re
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -46,11 +49,12 @@ from jaxft._ranks import _leader, _link, _outside
 from jaxft._ranks._directives import decode, encode
 from jaxft._ranks._follower import Follower
 from jaxft._ranks._leader import Leader
-from jaxft._ranks._link import Link, leader_message
+from jaxft._ranks._link import Life, Link, leader_message, rank_message
 from jaxft._ranks._ranks import OneRank, Operation, Settled
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
 from tests import patience
+from tests.exchange.lanes import built
 from tests.shortages import no_thread_at_first
 
 MEMBER = Member(GroupName("a"), Incarnation(7), "h:1,h:2", (0, 1))
@@ -531,6 +535,74 @@ def test_a_silent_rank_ends_this_process(
     assert exits.happened.wait(patience.FAR_S)
     assert "rank 0 is lost (silent for 0.2 s)" in caplog.text
     other.close()
+
+
+# PyDLL keeps the lock during the call, as `json.loads` of a long text does.
+HOLDS_THE_LOCK = """
+import ctypes, socket, sys, threading
+from pathlib import Path
+from jaxft_protocol.proto import ranks_pb2 as pb
+from jaxft._exchange._compiled import Library
+from jaxft._ranks._link import Life, Link, leader_message
+from jaxft._transport._seals import Connection
+
+beats, lives = (Connection.plain(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
+Link(
+    beats,
+    life=Life(lives, Library.load(Path(sys.argv[3])).live),
+    other=0,
+    receive=leader_message,
+    handle=lambda message: None,
+    beat=pb.RankMessage(beat=pb.Beat()).SerializeToString,
+    silence_s=1.0,
+    first_s=60.0,
+    name="a",
+).start()
+sys.stdin.readline()
+ctypes.PyDLL(None).sleep(4)
+print("held the lock", flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_that_holds_pythons_lock_is_kept_and_a_stopped_one_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exits = Exits(monkeypatch)
+    pairs = [socket.socketpair() for _ in range(2)]
+    (beats, _), (lives, _) = pairs
+    fds = [theirs.fileno() for _, theirs in pairs]
+    command = [sys.executable, "-c", HOLDS_THE_LOCK, *map(str, fds), built()]
+    beaten = threading.Event()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen(command, pass_fds=fds, **pipes) as other:
+        try:
+            link = Link(
+                Connection.plain(beats),
+                life=Life(Connection.plain(lives), None),
+                other=1,
+                receive=rank_message,
+                handle=lambda message: beaten.set(),
+                beat=pb.LeaderMessage(beat=pb.Beat()).SerializeToString,
+                silence_s=1.5,
+                first_s=patience.FAR_S,
+                name="a",
+            )
+            link.start()
+            assert beaten.wait(patience.FAR_S)
+            assert other.stdin is not None
+            assert other.stdout is not None
+            other.stdin.write(b"\n")
+            assert other.stdout.readline() == b"held the lock\n"
+            assert not exits.happened.is_set()
+            other.send_signal(signal.SIGSTOP)
+            assert exits.happened.wait(patience.FAR_S)
+            assert exits.statuses[0] == 75
+        finally:
+            other.kill()
+    for each in (*pairs[0], *pairs[1]):
+        each.close()
 
 
 def test_a_rank_may_take_longer_to_its_first_message(
