@@ -360,7 +360,7 @@ def test_certificates_that_cannot_be_used_are_errors_before_anything_is_opened(
             TLS(ca=tmp_path / "missing"),
             r"cannot read the TLS certificate authority '.*missing': No such file",
         ),
-        (TLS(ca=nonsense), r"nonsense.pem' holds no certificate of an authority in PEM form"),
+        (TLS(ca=nonsense), r"nonsense.pem' holds no certificates of authorities in PEM form"),
         (TLS(cert=cert), "a TLS certificate was given without its private key: give both"),
         (TLS(key=key), "a TLS private key was given without its certificate: give both"),
         (TLS(cert=cert, key=certificates.foreign[1]), "do not make a pair .*key values mismatch"),

@@ -9,7 +9,6 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import uvicorn
-from jaxft_protocol.host import ports
 from jaxft_protocol.host.admission import RateLimitFilter
 
 from jaxft_coordinator.http._actions import Actions
@@ -133,13 +132,33 @@ class HttpPort:
 
 
 def _listening(bind: str) -> list[socket.socket]:
+    """Return a socket for each address of `bind`, which is host:port; without a host, for all of this machine."""
+    host, _, port = bind.rpartition(":")
+    host = host.strip("[]")
     found: list[socket.socket] = []
     try:
-        found = ports.bound(bind)
-        for each in found:
-            each.listen(socket.SOMAXCONN)
-    except (OSError, ValueError) as error:
+        if host in ("", "::") and socket.has_dualstack_ipv6():
+            everywhere = socket.create_server(("::", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
+            return [everywhere]
+        # gRPC takes both for this name, whatever the machine's list of hosts says.
+        hosts = (
+            ("127.0.0.1", *(("::1",) if socket.has_dualstack_ipv6() else ()))
+            if host == "localhost"
+            else (host,)
+        )
+        kinds = [
+            kind
+            for each in hosts
+            for kind in socket.getaddrinfo(each or "0.0.0.0", port, type=socket.SOCK_STREAM)
+        ]
+        for family, where in dict.fromkeys((kind[0], str(kind[4][0])) for kind in kinds):
+            number = int(port) or (found[0].getsockname()[1] if found else 0)
+            found.append(socket.create_server((where, number), family=family))
+    except (OSError, OverflowError, ValueError) as error:
         for each in found:
             each.close()
-        raise OSError(f"cannot listen on {bind!r} for HTTP: {ports.problem(error, '--http')}") from error
+        raise OSError(
+            f"cannot listen on {bind!r} for HTTP: {error}. For --http, name an address of this machine, and a port "
+            "that no other program has (ss -ltnp)"
+        ) from error
     return found

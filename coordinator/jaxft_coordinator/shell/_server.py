@@ -30,7 +30,6 @@ from jaxft_protocol.coordinator.job import (
     SessionClosed,
     SessionId,
 )
-from jaxft_protocol.host import ports
 from jaxft_protocol.host.admission import RateLimitFilter
 from jaxft_protocol.host.tls import Pem
 from jaxft_protocol.messages import (
@@ -160,16 +159,11 @@ class Server(pb_grpc.CoordinatorServicer):
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         _services.add_reflection(SERVICE, server)
         try:
-            # One after the other: of a name's addresses, gRPC is content with one.
-            with ports.held(self._bind) as addresses:
-                for address in addresses:
-                    self.port = self._add_port(server, address)
-        except (OSError, ValueError) as error:
-            raise OSError(f"cannot listen on {self._bind!r}: {ports.problem(error, '--bind')}") from error
+            self.port = self._add_port(server, self._bind)
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on {self._bind!r}: gRPC does not take it. For --bind, name an address and a port "
-                "that nothing else uses, such as localhost:29510, or [::]:29510 for all addresses."
+                f"cannot listen on {self._bind!r}: {error}. For --bind, name an address of this machine, such as "
+                "localhost:29510, or [::]:29510 for all of them, and a port that no other program has (ss -ltnp)"
             ) from error
         await server.start()
         self._server = server

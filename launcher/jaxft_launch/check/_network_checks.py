@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-from jaxft_protocol.host.ports import host_and_port
+from jaxft_protocol.host.command_line import host_and_port
 
 from jaxft._errors import JaxftError
 from jaxft._replica._config import GroupConfig
