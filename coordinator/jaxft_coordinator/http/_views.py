@@ -124,7 +124,7 @@ def _group(name: GroupName, known: WatchedGroup, watched: WatchedJob, now_s: flo
         "badput_seconds": {source.value: round(seconds, 1) for source, seconds in lost_s.items() if seconds},
     }
     if known.state == GONE:
-        view["reason"] = known.reason
+        view |= {"reason": known.reason, "ended": known.ended}
     if group is not None:
         view |= {
             "spare": group.spare,

@@ -1,9 +1,9 @@
 // The page of a coordinator. Texts from jobs and groups only ever become text nodes.
 
-const STATES = {member: "takes part", healing: "heals", stale: "waits for donors", ready: "stands by", present: "compiles", leaving: "leaves", gone: "gone"};
+const STATES = {member: "takes part", healing: "heals", stale: "waits for donors", ready: "stands by", present: "compiles", leaving: "leaves", left: "has left", gone: "gone"};
 // What an event says of the state that its group is in from then on.
 const BECOMES = {group_present: "present", group_joined: "stale", group_stale: "stale", heal_began: "healing", group_ready: "ready", group_leaves: "leaving",
-  group_lost: "gone", group_evicted: "gone", group_set_aside: "gone", group_left: "gone", group_refused: "gone"};
+  group_lost: "gone", group_evicted: "gone", group_set_aside: "gone", group_left: "left", group_refused: "gone"};
 const LOST = {PROGRAM_STARTUP: "starting up", INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION: "no quorum", WASTED_PROGRESS_FROM_DISRUPTION: "retried steps", OTHER: "outside of steps"};
 const ACTIONS = {
   drain: {label: "Drain", effect: "The group finishes its step, hands its place to a spare or its shards to the others, and its process ends with status 0."},
@@ -11,7 +11,12 @@ const ACTIONS = {
   pause: {label: "Pause", effect: "All groups keep their states and wait after the current step, until the job is resumed."},
   resume: {label: "Resume", effect: "The job goes on with its next step."},
 };
+// Events that need a look, and those that only follow from others; the rest is between them.
+const HEAVY = new Set(["group_lost", "group_evicted", "group_refused", "group_set_aside", "job_halted", "job_waiting", "quorum_ended", "step_retried"]);
+const LIGHT = new Set(["group_present", "group_joined", "group_stale", "group_ready", "heal_began", "quorum_changed"]);
 const MAX_EVENTS = 200;
+// More rows than these are seen together in an overview, one square each.
+const FEW_GROUPS = 30;
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
 
@@ -150,7 +155,8 @@ function take(event) {
   const quorum = event.event === "quorum_changed";
   if (quorum) (event.joined ?? []).forEach(name => extend(name, "member", event.t, ""));
   const list = $("events");
-  list.prepend(make("li", {}, make("time", {datetime: new Date(event.t * 1000).toISOString()}, clock(event.t)), said(event)));
+  const weight = HEAVY.has(event.event) ? "heavy" : LIGHT.has(event.event) ? "light" : "";
+  list.prepend(make("li", {class: weight}, make("time", {datetime: new Date(event.t * 1000).toISOString()}, clock(event.t)), said(event)));
   while (list.childElementCount > MAX_EVENTS) list.lastElementChild.remove();
 }
 
@@ -257,9 +263,15 @@ function curve(svg, found, fit = false) {
   if (!line) svg.append(line = document.createElementNS(SVG, "polyline"));
   if (found.length < 2) { line.setAttribute("points", ""); return; }
   const values = found.map(([, value]) => value), first = found[0][0], last = found.at(-1)[0];
-  const low = fit ? Math.min(...values) : 0, high = Math.max(...values, low + 1e-9);
+  const low = fit ? Math.min(...values) : 0, high = Math.max(...values);
+  // A loss falls by orders of magnitude: on a linear axis all of it but the beginning would be flat.
+  const logarithmic = fit && low > 0 && high > 10 * low;
+  const at = value => logarithmic ? Math.log(value) : value, range = at(high) - at(low) || 1;
   line.setAttribute("points", found.map(([t, value]) =>
-    `${(600 * (t - first) / (last - first || 1)).toFixed(1)},${(76 - 72 * (value - low) / (high - low)).toFixed(1)}`).join(" "));
+    `${(600 * (t - first) / (last - first || 1)).toFixed(1)},${(76 - 72 * (at(value) - at(low)) / range).toFixed(1)}`).join(" "));
+  const [top, bottom, begin] = svg.closest("figure").querySelectorAll(".axis");
+  setText(top, `${high.toPrecision(3)}${logarithmic ? " (log scale)" : ""}`);
+  setText(bottom, low.toPrecision(3)); setText(begin, `${duration(Math.round(last - first))} ago`);
 }
 
 // ---- groups ----
@@ -268,7 +280,8 @@ function table() {
   const filter = $("filter").value.toLowerCase(), span = Number($("span").value), now = Date.now() / 1000 + ahead;
   for (const head of document.querySelectorAll("thead .acts")) head.hidden = !actions;
   setText($("ago"), `${$("span").selectedOptions[0].textContent} ago`);
-  const groups = [...job.group_list].sort((a, b) => byName(a.group, b.group));
+  const groups = job.group_list.map(each => each.ended ? {...each, state: "left"} : each).sort((a, b) => byName(a.group, b.group));
+  overview(groups);
   const known = new Set(groups.map(each => each.group));
   for (const [name, row] of rows) if (!known.has(name)) { row.element.remove(); rows.delete(name); }
   const ordered = groups.map(group => {
@@ -281,6 +294,21 @@ function table() {
   });
   const body = $("groups");
   if (ordered.some((element, place) => body.children[place] !== element)) body.replaceChildren(...ordered);
+}
+
+function overview(groups) {
+  const box = $("overview");
+  box.hidden = groups.length <= FEW_GROUPS;
+  if (box.hidden) return;
+  while (box.childElementCount > groups.length) box.lastElementChild.remove();
+  while (box.childElementCount < groups.length) box.append(make("i"));
+  const counts = new Map();
+  groups.forEach((group, place) => {
+    const square = box.children[place];
+    square.className = `s-${group.state}`; square.title = `${group.group}: ${STATES[group.state] ?? group.state}`;
+    counts.set(group.state, (counts.get(group.state) ?? 0) + 1);
+  });
+  box.setAttribute("aria-label", `${groups.length} groups: ${[...counts].map(([state, count]) => `${count} ${STATES[state] ?? state}`).join(", ")}`);
 }
 
 function newRow(name) {
@@ -305,8 +333,9 @@ function fill(row, group, span, now) {
   setText(row.step, group.step === undefined ? "" : String(group.step));
   setText(row.times, group.compute_s === undefined ? "" : `${duration(group.compute_s)}, ${duration(group.exchange_s)}`);
   setText(row.losses, String(group.losses));
-  setText(row.goodput, percent(group.goodput));
-  row.act.hidden = !actions; row.buttons.forEach(button => { button.disabled = group.state === "gone"; });
+  // Nothing is lost to a spare that stands by.
+  setText(row.goodput, group.spare && group.state !== "member" ? "" : percent(group.goodput));
+  row.act.hidden = !actions; row.buttons.forEach(button => { button.disabled = group.state === "gone" || group.state === "left"; });
   const line = lines.get(group.group) ?? [], from = now - span, parts = [];
   line.forEach((piece, place) => {
     const until = line[place + 1]?.t ?? now;
@@ -352,7 +381,7 @@ $("do").addEventListener("click", async click => {
 
 // ---- start ----
 
-$("legend").append(...["member", "healing", "ready", "present", "gone"].map(state => make("span", {}, make("i", {class: `s-${state}`}), STATES[state])));
+$("legend").append(...["member", "healing", "ready", "present", "left", "gone"].map(state => make("span", {}, make("i", {class: `s-${state}`}), STATES[state])));
 $("filter").addEventListener("input", () => job && table());
 $("span").addEventListener("change", () => job && table());
 addEventListener("hashchange", choose);
