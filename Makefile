@@ -62,7 +62,7 @@ test-newest:  ## the same on the newest JAX, which needs Python 3.12+: make test
 test-oldest:  ## the same with the oldest versions that jaxft takes of what it needs, in .venv-oldest
 	$(MAKE) setup VENV=.venv-oldest
 	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python --upgrade --resolution lowest-direct \
-		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all,otel]' -e launcher
+		-e protocol -e 'coordinator[etcd]' -e '.[llama3-all]' -e launcher
 	# import-linter needs a newer rich than jaxft does.
 	$(MAKE) test VENV=.venv-oldest ARGS="--deselect tests/test_architecture.py::test_the_import_contracts_hold $(ARGS)"
 

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from jaxft._checkpoints import Checkpoints
     from jaxft._manager import Manager
     from jaxft._programs._primitive import pmean, psum, shard_index
-    from jaxft._report import HealReport, StepReport
+    from jaxft._report import StepReport
     from jaxft._session._credentials import TLS
+    from jaxft._session._network import Network
     from jaxft._step import fault_tolerant, from_functions
 
 __all__ = [
@@ -43,12 +44,12 @@ __all__ = [
     "CoordinatorUnreachable",
     "Diverged",
     "Evicted",
-    "HealReport",
     "JaxftError",
     "JobFinished",
     "JobHalted",
     "JoinRefused",
     "Manager",
+    "Network",
     "NonFinite",
     "StepError",
     "StepReport",
@@ -66,8 +67,8 @@ __all__ = [
 # The same as above for type checkers, at run time.
 _MODULE_OF = {
     "Checkpoints": "_checkpoints",
-    "HealReport": "_report",
     "Manager": "_manager",
+    "Network": "_session._network",
     "StepReport": "_report",
     "TLS": "_session._credentials",
     "digest": "_arrays._digest",

@@ -25,12 +25,11 @@ from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
 from jaxft._replica._steps import steps
 from jaxft._report import StepReport
-from jaxft._session._credentials import TLS
 from jaxft._session._mailbox import Mailbox
+from jaxft._session._network import Network
 from jaxft._session._samples import check_shown
 from jaxft._supervised._beacon import Beacon, beacon_of_process
-from jaxft._telemetry._call import Observer
-from jaxft._telemetry._observer import Observers, observers_of
+from jaxft._telemetry._call import Observers
 
 if TYPE_CHECKING:
     from jaxft._supervised._agent import Agent
@@ -88,31 +87,13 @@ class Manager:
         digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
-        host: the address at which the other groups reach this one; by default that of the environment variable
-            JAXFT_HOST, or else the one from which this machine reaches the coordinator. Or the name of a network
-            interface, such as "ib0". As `host:port` where what they dial is forwarded to this process.
-        port: the port at which this group listens, or a range such as "29600-29631", of which each process takes a
-            free one, for firewalls; by default that of the environment variable JAXFT_PORT, or else any that is free.
-        exchange_threads: how many threads this process offers for a large exchange, each with a connection to every
-            other group. An exchange uses as many as all groups offer, and no more than one for each 4 MiB; the bits
-            do not depend on it. By default that of the environment variable JAXFT_EXCHANGE_THREADS, or else one for
-            every 4 cores, 4 at most.
-
-        token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
-            default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
-            and to groups that know it too. See docs/security.md.
-        tls: certificates for the stream to the coordinator; by default the files that the environment variables
-            JAXFT_TLS_CA, JAXFT_TLS_CERT and JAXFT_TLS_KEY name. Without either, it is not encrypted.
-
+        network: how this group is reached, and what it proves: its host and port, the job's token, certificates.
         events: file to which this group appends its events, one JSON object a line (docs/operate-api.md); "{group}"
-            in its name is replaced by the group's. By default that of the environment variable JAXFT_EVENTS. In a
-            group of several processes, rank 0 writes it.
-        tracer: a tracer of OpenTelemetry, `opentelemetry.trace.get_tracer(...)`: each call of the step becomes a span
-            (docs/operate.md). In a group of several processes, rank 0 makes them.
+            in its name is replaced by the group's. In a group of several processes, rank 0 writes it.
 
     Raises:
-        ConfigurationError: for an argument that cannot be right; on entering, if `token`, `tls` or `events` cannot
-            be used.
+        ConfigurationError: for an argument that cannot be right; on entering, if the token, the certificates or
+            `events` cannot be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
         Diverged: from a step, if the groups' states differ and no majority says which is right.
         NonFinite: from a step, in all groups, if its means are not finite and the step is `nonfinite="raise"`.
@@ -141,14 +122,10 @@ class Manager:
         spare: bool = False,
         other_meshes: bool = False,
         digest_every: int | None = None,
-        host: str | None = None,
-        port: int | str | None = None,
-        exchange_threads: int | None = None,
-        token: str | None = None,
-        tls: TLS | None = None,
+        network: Network | None = None,
         events: str | Path | None = None,
-        tracer: Any = None,
     ) -> None:
+        network = Network() if network is None else network
         self._config = GroupConfig(
             coordinator=_given("coordinator", coordinator),
             group=_given("group", group),
@@ -162,13 +139,8 @@ class Manager:
             spare=spare or os.environ.get("JAXFT_SPARE") == "1",
             other_meshes=other_meshes or os.environ.get("JAXFT_OTHER_MESHES") == "1",
             digest_every=digest_every,
-            host=host or os.environ.get("JAXFT_HOST"),
-            port=port or os.environ.get("JAXFT_PORT"),
-            exchange_threads=_threads(exchange_threads),
-            token=token,
-            tls=tls,
+            network=network.completed() if isinstance(network, Network) else network,
             events=events,
-            tracer=tracer,
         )
         self._observers = Observers()
         self._member: Membership | None = None
@@ -309,7 +281,11 @@ class Manager:
 
                 self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)
-            self._observers = Observers(self._of_settings(member))
+            if config.events is not None and not member.ranks.rank:
+                from jaxft._telemetry._events import events_of
+
+                events = events_of(member.identity, config.events, step=config.step, spare=config.spare)
+                self._observers = Observers([events])
             member.start()
             # Before any collective, and before any rank waits for the others in a save or a restore.
             self._compare_ranks({"checkpoints": "none" if config.checkpoints is None else "some"})
@@ -398,19 +374,6 @@ class Manager:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close(ends_with)
 
-    def _of_settings(self, member: Membership) -> list[Observer]:
-        """The observers that the settings ask for: rank 0 tells of its group."""
-        config = self._config
-        if member.ranks.rank:
-            return []
-        return observers_of(
-            member.identity,
-            events=config.events,
-            tracer=config.tracer,
-            step=config.step,
-            spare=config.spare,
-        )
-
     def _compare_ranks(self, settings: Mapping[str, str]) -> None:
         """Refuse this rank if it differs from rank 0 in what decides which collectives it takes part in.
 
@@ -487,16 +450,3 @@ def _given(name: str, value: str | None) -> str:
             "`jaxft launch -- python my_train.py` sets both, and starts a coordinator."
         )
     return found
-
-
-def _threads(given: int | None) -> int | None:
-    """Return the argument `exchange_threads`, or what the environment gives in its place."""
-    text = os.environ.get("JAXFT_EXCHANGE_THREADS", "")
-    if given is not None or not text:
-        return given
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigurationError(
-            f"The environment variable JAXFT_EXCHANGE_THREADS is {text!r}. It is a number of threads, such as 2."
-        ) from None

@@ -42,7 +42,8 @@ class StepReport:
         apply_s: in apply.
         joined: groups that came into the quorum since the last report.
         left: groups that went, with the reason.
-        heal: set if this group had to fetch the job's state first.
+        heal: set if this group had to fetch the job's state first: from which `donors`, the `snapshot_step`, the
+            `replayed_steps` on top of it, the `transferred_bytes`, and how many `seconds` it took.
         nonfinite: which of the step's means was not finite, as far as the step's `nonfinite` has this looked for.
             With "skip" such a step has changed nothing.
         writer: the group that writes for the job at this step (`Manager.is_writer`); empty if this group has healed.

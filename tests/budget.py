@@ -74,8 +74,8 @@ def functions_with_many_arguments() -> int:
 
 
 def settings() -> int:
-    """Count the arguments of Manager, fault_tolerant, Checkpoints and TLS, and the flags of all commands."""
-    calls = (jaxft.Manager, jaxft.fault_tolerant, jaxft.Checkpoints, jaxft.TLS)
+    """Count the arguments of Manager, fault_tolerant, Checkpoints, Network and TLS, and the flags of all commands."""
+    calls = (jaxft.Manager, jaxft.fault_tolerant, jaxft.Checkpoints, jaxft.Network, jaxft.TLS)
     arguments = sum(len(inspect.signature(call).parameters) for call in calls)
     return arguments + sum(len(dataclasses.fields(command)) for command in COMMANDS)
 

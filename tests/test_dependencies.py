@@ -23,13 +23,11 @@ PACKAGES = {
 # Imported only where the user has installed it, for what needs it: (distribution, what it imports) -> the extra.
 EXTRAS = {
     ("jaxft", "orbax-checkpoint"): "checkpoints",
-    ("jaxft", "opentelemetry-api"): "otel",
     ("jaxft-coordinator", "aetcd"): "etcd",
 }
 # Modules of packages that several distributions share.
 SHARED = {
     "google.protobuf": "protobuf",
-    "opentelemetry.trace": "opentelemetry-api",
 }
 # Run as a program, and not imported.
 PROGRAMS = {"jaxft-coordinator"}

@@ -179,7 +179,7 @@ def make_manager(flags: Flags) -> jaxft.Manager | None:
         checkpoints=checkpoints,
         spare=flags.spare,
         other_meshes=flags.other_meshes,
-        host=flags.host,
+        network=jaxft.Network(host=flags.host),
     )
 
 

@@ -38,7 +38,7 @@ from jaxft._replica._config import GroupConfig
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._report import Record
-from jaxft._telemetry._observer import Observers
+from jaxft._telemetry._call import Observers
 from jaxft._transport._endpoints import agreed_threads, endpoints_at
 from jaxft._transport._listener import Abort
 from jaxft.data._batch_functions import OwnBatch, StateBatches

@@ -22,7 +22,7 @@ from jaxft._replica._held_state import HeldState
 from jaxft._replica._membership import Membership
 from jaxft._replica._rehearsal import Rehearsal
 from jaxft._report import HealReport, Record
-from jaxft._telemetry._observer import Observers
+from jaxft._telemetry._call import Observers
 from jaxft._transport._endpoints import endpoints_at
 from jaxft._transport._listener import Abort
 

@@ -14,9 +14,7 @@ from jaxft_protocol.wire import MAX_COUNT
 from jaxft._base._numbers import check_positive, whole
 from jaxft._checkpoints import Checkpoints
 from jaxft._errors import ConfigurationError
-from jaxft._session._credentials import TLS
-from jaxft._transport._addresses import given_address, own_address
-from jaxft._transport._endpoints import MAX_THREADS, Endpoint, usual_threads
+from jaxft._session._network import Network
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
@@ -28,11 +26,10 @@ _LONGEST_TIMEOUT_S = 3.2e7
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "spare": ((bool, np.bool_), "True or False"),
     "other_meshes": ((bool, np.bool_), "True or False"),
-    "token": ((str, type(None)), "a str, the token that `jaxft-coordinator token` has printed for the job"),
-    "tls": ((TLS, type(None)), "a jaxft.TLS, which names the files: `tls=jaxft.TLS(ca=...)`"),
+    "network": ((Network,), "a jaxft.Network: `network=jaxft.Network(host=...)`"),
     "events": ((str, Path, type(None)), "the path of a file, a str or a pathlib.Path"),
 }
-_LEAST = {"step": 0, "history": 0, "min_replicas": 1, "digest_every": 1, "exchange_threads": 1}
+_LEAST = {"step": 0, "history": 0, "min_replicas": 1, "digest_every": 1}
 _MOST = {"step": MAX_COUNT, "min_replicas": 2**32 - 1}
 
 
@@ -56,13 +53,8 @@ class GroupConfig:
     spare: bool = False
     other_meshes: bool = False
     digest_every: int | None = None
-    host: str | None = None
-    port: int | str | None = None
-    exchange_threads: int | None = None
-    token: str | None = field(default=None, repr=False)  # must not appear in tracebacks and logs
-    tls: TLS | None = None
+    network: Network = Network()
     events: str | Path | None = None
-    tracer: Any = None
 
     def __post_init__(self) -> None:
         _check_address(self.coordinator)
@@ -75,11 +67,6 @@ class GroupConfig:
                 raise ConfigurationError(
                     f"{name} must be {what}, not a {type(getattr(self, name)).__name__}."
                 )
-        if self.tracer is not None and not hasattr(self.tracer, "start_span"):
-            raise ConfigurationError(
-                "tracer must be a tracer of OpenTelemetry, such as `opentelemetry.trace.get_tracer(__name__)`, not a "
-                f"{type(self.tracer).__name__}."
-            )
         for name, least in _LEAST.items():
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, whole(name, value, least, _MOST.get(name)))
@@ -87,13 +74,6 @@ class GroupConfig:
             raise ConfigurationError(
                 f"history is {self.history}, which is no history of a job: pass the `manager.history` that was saved "
                 "with the state."
-            )
-        _check_host(self.host)
-        _ports_of(self.port)
-        if self.exchange_threads is not None and self.exchange_threads > MAX_THREADS:
-            raise ConfigurationError(
-                f"exchange_threads is {self.exchange_threads}, but an exchange has at most {MAX_THREADS}: each has "
-                "its own connection to every other group."
             )
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):  # pyright: ignore
             raise ConfigurationError(
@@ -106,67 +86,6 @@ class GroupConfig:
     def compared_settings(self) -> dict[str, str]:
         """The user's settings as texts, prefixed so that they cannot collide with jaxft's."""
         return {f"settings.{name}": str(value) for name, value in self.settings.items()}
-
-    @property
-    def gives_host(self) -> bool:
-        """Whether the user has said where the other groups reach this process."""
-        return bool(self.host)
-
-    @property
-    def ports(self) -> range:
-        """Where this process may listen; port 0 stands for any that is free."""
-        return _ports_of(self.port)
-
-    def endpoint(self, port: int, *, limit_s: float) -> Endpoint:
-        """Where the other groups reach this process, which listens on `port`.
-
-        Waits at most `limit_s` for what `host` names to have an address, or for a route to the coordinator.
-
-        Raises:
-            ConfigurationError: `host` leads to no address.
-            CoordinatorUnreachable: this machine has found no route to it in that time.
-        """
-        host, forwarded = _host_and_port(self.host) if self.host else ("", "")
-        ip = given_address(host, limit_s) if host else own_address(self.coordinator, limit_s)
-        return Endpoint(f"{ip}:{forwarded or port}", self.exchange_threads or usual_threads())
-
-
-def _check_host(host: Any) -> None:
-    if host is None or (isinstance(host, str) and _is_host(host)):
-        return
-    several = isinstance(host, str) and "," in host
-    raise ConfigurationError(
-        f"host must be one address, network interface or host name, not {host!r:.200}"
-        + (": for several network cards run one process for each, or bond them." if several else "")
-    )
-
-
-def _is_host(text: str) -> bool:
-    try:
-        text.encode("idna")  # as a name server is asked
-    except UnicodeError:
-        return False
-    return text.isprintable() and not any(mark in text for mark in "*+, ")
-
-
-def _host_and_port(host: str) -> tuple[str, str]:
-    """Divide "host:port"; the port is "" if there is none. The colons of "::1" do not separate a port."""
-    name, colon, port = host.rpartition(":")
-    if colon and port.isdigit() and (":" not in name or name.endswith("]")):
-        return name, port
-    return host, ""
-
-
-def _ports_of(port: Any) -> range:
-    text = port if isinstance(port, str) else str(port or 0)
-    first, last = text.split("-", 1) if "-" in text else (text, text)
-    digits = all(each.isascii() and each.isdigit() and len(each) <= 5 for each in (first, last))
-    if isinstance(port, bool) or not digits or not int(first) <= int(last) <= 65535:
-        raise ConfigurationError(
-            f"port must be a port of up to 65535 at which this group listens, or a range of them, such as "
-            f'"29600-29631" for up to 32 processes of one machine, not {port!r:.200}'
-        )
-    return range(int(first), int(last) + 1)
 
 
 def _check_address(coordinator: str) -> None:
@@ -181,15 +100,15 @@ def _check_address(coordinator: str) -> None:
                 f"the coordinator's address must be host:port, or several separated by commas, not "
                 f"{coordinator!r}"
             )
-        if ":" in host and not host.endswith("]"):
-            raise ConfigurationError(
-                f"the coordinator's address {coordinator!r} must have brackets around its IPv6 address: "
-                f"[{host}]:{port}"
-            )
         if "/" in host:
             raise ConfigurationError(
                 f"the coordinator's address must be host:port, without a scheme or a path: {host.rpartition('/')[2]}:"
                 f"{port}, not {coordinator!r}"
+            )
+        if ":" in host and not host.endswith("]"):
+            raise ConfigurationError(
+                f"the coordinator's address {coordinator!r} must have brackets around its IPv6 address: "
+                f"[{host}]:{port}"
             )
 
 

@@ -96,7 +96,7 @@ def assemble(config: GroupConfig, store: StateStore) -> Membership:
 
 
 def _assemble(config: GroupConfig, store: StateStore, rank: int, size: int) -> Membership:
-    credentials = Credentials.read(config.token, config.tls)
+    credentials = Credentials.read(config.network.token, config.network.tls)
     if credentials.key is not None:
         importlib.import_module(_MACS)  # now, not in the first exchange
     if size > 1:
@@ -169,7 +169,7 @@ def _listener(
     config: GroupConfig, store: StateStore, credentials: Credentials, incarnation: Incarnation, rank: int
 ) -> Listener:
     return Listener(
-        ports=config.ports,
+        ports=config.network.ports,
         job=config.job,
         group=config.group,
         incarnation=incarnation,
@@ -180,16 +180,16 @@ def _listener(
 
 
 def _own_endpoint(config: GroupConfig, listener: Listener, rank: int) -> Endpoint:
-    endpoint = config.endpoint(listener.port, limit_s=config.failure_timeout_s)
+    endpoint = config.network.endpoint(listener.port, config.coordinator, limit_s=config.failure_timeout_s)
     _log.info(
         "[jaxft %s] rank %d listens on port %d; the others reach it at %s",
         *(config.group, rank, listener.port, endpoint),
     )
-    if not config.gives_host and leads_elsewhere(split_address(endpoint.address)[0], config.coordinator):
+    if not config.network.host and leads_elsewhere(split_address(endpoint.address)[0], config.coordinator):
         _log.warning(
             "[jaxft %s] announces %s, which is every machine's own address: the coordinator's name leads to this "
-            "machine itself (%s). Unless all groups run here, pass `Manager(host=...)` or JAXFT_HOST: the address at "
-            "which the other groups reach this one.",
+            "machine itself (%s). Unless all groups run here, pass `Network(host=...)` or set JAXFT_HOST, "
+            "the address at which the other groups reach this one.",
             *(config.group, endpoint.address, config.coordinator),
         )
     return endpoint

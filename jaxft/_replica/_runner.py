@@ -50,7 +50,7 @@ from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._session._failures import error_of
 from jaxft._session._mailbox import Mailbox
-from jaxft._telemetry._observer import Observers
+from jaxft._telemetry._call import Observers
 
 if TYPE_CHECKING:
     from jaxft._ranks._follower import Follower

@@ -11,6 +11,7 @@ from jaxft_protocol.host.lines import LineFile
 from jaxft_protocol.replica.state import Identity
 
 from jaxft._base._room import start_thread
+from jaxft._errors import ConfigurationError
 from jaxft._report import StepReport
 from jaxft._telemetry._call import Call
 
@@ -20,6 +21,22 @@ _log = logging.getLogger("jaxft")
 MAX_LISTED = 50
 MAX_REASON_LENGTH = 2000
 _NS = 1_000_000_000
+
+
+def events_of(identity: Identity, path: str | Path, *, step: int, spare: bool) -> "GroupEvents":
+    """Return the observer that writes a group's events. `step`: with which the group begins.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    path = Path(str(path).replace("{group}", identity.group))
+    try:
+        return GroupEvents(path, identity, step=step, spare=spare)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the events of group {identity.group!r} cannot be written to {str(path)!r}: {error}. Pass another file "
+            "as `events`."
+        ) from error
 
 
 class GroupEvents:

@@ -18,7 +18,7 @@ WITH_EXAMPLES = [
     if ">>> " in path.read_text(encoding="utf-8")
 ]
 # Described by their fields, or raised by jaxft and never made by its user.
-WITHOUT = {"HealReport", "StepReport", "TLS", "Batch", "Samples", "Source", "Streams"}
+WITHOUT = {"StepReport", "TLS", "Batch", "Samples", "Source", "Streams"}
 
 
 def examples(module: ModuleType) -> list[doctest.DocTest]:

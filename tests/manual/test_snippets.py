@@ -466,11 +466,6 @@ def shows_the_log(text: str, folder: Path) -> None:
         own.setLevel(level)
 
 
-@stage("operate.md", "tracer=")
-def takes_a_tracer(text: str, folder: Path) -> None:
-    assert ran(text, jaxft=jaxft).manager.group == "group-0"
-
-
 @stage("ray.md", "ray.init")
 def starts_groups_in_ray(text: str, folder: Path) -> None:
     """tests/ray runs the example under a real Ray; here, that the block passes what it takes."""

@@ -31,8 +31,8 @@ def group(web: Port, name: str) -> Any:
     return next((each for each in web.job()["group_list"] if each["group"] == name), None)
 
 
-def train(here: Cluster, gate: Path) -> dict[str, Any]:
-    flags = ("--steps", "60", "--gate", f"20:{gate}", "--show")
+def train(here: Cluster, gate: Path, *more: str) -> dict[str, Any]:
+    flags = ("--steps", "60", "--gate", f"20:{gate}", "--show", *more)
     return here.start_together(GROUPS, lambda name: flags)
 
 
@@ -42,15 +42,13 @@ def lines(log: str) -> list[str]:
 
 
 @pytest.mark.long
-def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(tmp_path: Path) -> None:
     gate, written = tmp_path / "gate", tmp_path / "events.jsonl"
-    monkeypatch.setenv("JAXFT_EVENTS", str(tmp_path / "{group}.events"))
+    own = ("--group-events", str(tmp_path / "{group}.events"))
     with cluster(tmp_path) as here:
         web = port.start(here, "--events", str(written))
         assert web.get("/healthz") == (200, "ok\n")
-        workers = train(here, gate)
+        workers = train(here, gate, *own)
         here.until(lambda: web.metric("jaxft_step", job="toy") == 20, "step 20")
         assert web.metric("jaxft_quorum_members", job="toy") == 3
         here.until(lambda: web.job()["values"].get("loss", 0) > 0, "the loss of the training")
@@ -62,7 +60,7 @@ def test_a_kill_is_seen_in_metrics_api_events_and_few_lines(
         here.until(lambda: group(web, "group-1")["state"] == "gone", "the loss to be seen")
         assert "connection closed" in group(web, "group-1")["reason"]
         assert web.metric("jaxft_quorum_members", job="toy") == 2
-        back = here.start("group-1", "--steps", "60", "--gate", f"20:{gate}", "--show")
+        back = here.start("group-1", "--steps", "60", "--gate", f"20:{gate}", "--show", *own)
         here.until(lambda: group(web, "group-1")["state"] == "ready", "group-1 to heal")
         gate.touch()
         here.until(lambda: web.job()["state"] == "finished", "the end")

@@ -229,6 +229,7 @@ def main() -> None:
     parser.add_argument("--nonfinite", default="warn")
     parser.add_argument("--overlap", type=int, default=1)
     parser.add_argument("--exchange-threads", type=int)
+    parser.add_argument("--group-events")
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
     parser.add_argument(
@@ -373,10 +374,13 @@ def main() -> None:
             job=arguments.job,
             failure_timeout_s=arguments.failure_timeout_s,
             min_replicas=arguments.min_replicas,
-            token=arguments.token,
-            tls=arguments.tls and jaxft.TLS(*arguments.tls),
-            host=arguments.host,
-            exchange_threads=arguments.exchange_threads,
+            network=jaxft.Network(
+                token=arguments.token,
+                tls=arguments.tls and jaxft.TLS(*arguments.tls),
+                host=arguments.host,
+                threads=arguments.exchange_threads,
+            ),
+            events=arguments.group_events,
             spare=arguments.spare,
             digest_every=arguments.digest_every,
             checkpoints=arguments.checkpoints

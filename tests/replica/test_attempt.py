@@ -36,7 +36,7 @@ from jaxft._replica._joining import Joining
 from jaxft._replica._membership import Membership
 from jaxft._replica._saving import Saving
 from jaxft._report import Record, StepReport
-from jaxft._telemetry._observer import Observers
+from jaxft._telemetry._call import Observers
 from jaxft._transport._listener import Abort, Listener
 from jaxft.data._batch_functions import BatchFor, OwnBatch
 from tests import patience

@@ -33,7 +33,7 @@ from jaxft._replica._membership import Membership
 from jaxft._replica._runner import Runner
 from jaxft._replica._saving import Saving
 from jaxft._report import Record
-from jaxft._telemetry._observer import Observers
+from jaxft._telemetry._call import Observers
 from jaxft._transport._listener import Abort, Listener
 from tests import patience
 

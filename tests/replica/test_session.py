@@ -354,7 +354,8 @@ def tasks_of(session: Session) -> list[asyncio.Task[Any]]:
 
 
 def manager(coordinator: Coordinator) -> jaxft.Manager:
-    return jaxft.Manager(f"localhost:{coordinator.port}", group="g", job="job", host="localhost")
+    network = jaxft.Network(host="localhost")
+    return jaxft.Manager(f"localhost:{coordinator.port}", group="g", job="job", network=network)
 
 
 def test_the_manager_raises_it_where_the_block_ends(coordinator: Coordinator) -> None:

@@ -115,7 +115,7 @@ def test_an_authority_that_was_renewed_may_stay_in_the_file_beside_the_new_one(
     server_side = tls.read_pem(ca=ca, cert=tmp_path / "cert", key=tmp_path / "key")
     with serving_beside(tls=server_side) as port:
         files = jaxft.TLS(ca=ca, cert=tmp_path / "cert", key=tmp_path / "key")
-        with jaxft.Manager(f"localhost:{port}", group="a", tls=files):
+        with jaxft.Manager(f"localhost:{port}", group="a", network=jaxft.Network(tls=files)):
             pass
 
 
@@ -155,7 +155,9 @@ def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     server.start()
     tls_files = jaxft.TLS(ca=tmp_path / "ca.pem")
-    manager = jaxft.Manager(f"localhost:{port}", group="a", tls=tls_files, failure_timeout_s=1)
+    manager = jaxft.Manager(
+        f"localhost:{port}", group="a", network=jaxft.Network(tls=tls_files), failure_timeout_s=1
+    )
     try:
         with pytest.raises(jaxft.CoordinatorUnreachable, match=said) as raised:
             manager.__enter__()

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -153,10 +154,11 @@ def test_each_greeting_has_a_nonce_of_its_own() -> None:
 # ---- tokens ----
 
 
-def enter(port: int, *, failure_timeout_s: float = PATIENCE_S, **options: object) -> None:
+def enter(port: int, *, failure_timeout_s: float = PATIENCE_S, **options: Any) -> None:
+    network = jaxft.Network(**options)
     manager = jaxft.Manager(
-        f"localhost:{port}", group="g", job="job", failure_timeout_s=failure_timeout_s, **options
-    )  # pyright: ignore[reportArgumentType]
+        f"localhost:{port}", group="g", job="job", failure_timeout_s=failure_timeout_s, network=network
+    )
     with manager:
         assert manager.step == 0
 
@@ -195,7 +197,7 @@ def test_no_token_or_a_wrong_one_is_refused_at_once_with_what_to_do() -> None:
             enter(port)
         wrong = credentials.job_key(SECRET, "another job").hex()
         with pytest.raises(
-            jaxft.JoinRefused, match=r"does not prove .* as `Manager\(token=\.\.\.\)` or in the env"
+            jaxft.JoinRefused, match=r"does not prove .* as `Network\(token=\.\.\.\)` or in the env"
         ):
             enter(port, token=wrong)
 

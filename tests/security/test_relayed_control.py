@@ -81,7 +81,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def entered(relay: Relay) -> jaxft.Manager:
-    return jaxft.Manager(f"localhost:{relay.port}", group="g", job="job", token=KEY.hex())
+    return jaxft.Manager(
+        f"localhost:{relay.port}", group="g", job="job", network=jaxft.Network(token=KEY.hex())
+    )
 
 
 def test_a_group_does_not_follow_what_a_man_in_the_middle_adds() -> None:

@@ -1,4 +1,4 @@
-"""What a group tells of its steps: its events follow the schema, its spans go to OpenTelemetry's own SDK."""
+"""What a group tells of its steps: its events follow the schema."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,11 @@ import jsonschema
 import pytest
 from jaxft_protocol.messages import GroupName, Incarnation
 from jaxft_protocol.replica.state import Identity
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
 
-from jaxft import ConfigurationError, HealReport, StepReport
-from jaxft._telemetry._call import Call
-from jaxft._telemetry._events import MAX_LISTED, MAX_REASON_LENGTH
-from jaxft._telemetry._observer import Observers, observers_of
+from jaxft import ConfigurationError, StepReport
+from jaxft._report import HealReport
+from jaxft._telemetry._call import Call, Observers
+from jaxft._telemetry._events import MAX_LISTED, MAX_REASON_LENGTH, events_of
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())
 # Made once: `jsonschema.validate` checks the schema itself each time.
@@ -36,8 +32,8 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def observing(events: Path | str | None = None, tracer: Any = None) -> Observers:
-    return Observers(observers_of(ME, events=events, tracer=tracer, step=0, spare=False))
+def observing(path: Path) -> Observers:
+    return Observers([events_of(ME, path, step=0, spare=False)])
 
 
 def tell(observers: Observers, before: int, report: StepReport, error: Exception | None = None) -> None:
@@ -49,7 +45,7 @@ def tell(observers: Observers, before: int, report: StepReport, error: Exception
 
 def test_each_life_writes_its_steps_and_what_happened_between(tmp_path: Path) -> None:
     path = tmp_path / "{group}.jsonl"
-    observers = observing(events=path)
+    observers = observing(path)
     tell(observers, 0, StepReport())  # it joins, and no step is done
     tell(observers, 0, HEALED)
     tell(observers, 7, STEP)
@@ -73,46 +69,11 @@ def test_each_life_writes_its_steps_and_what_happened_between(tmp_path: Path) ->
     assert (ended["event"], ended["step"], ended["reason"]) == ("life_ended", 12, "KeyboardInterrupt()")
 
 
-def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXFT_EVENTS", str(tmp_path / "{group}.jsonl"))
-    observing().close("")
-    assert [event["event"] for event in events(tmp_path / "group-0.jsonl")] == ["life_began", "life_ended"]
-
-
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"events of group 'group-0' cannot be written to .*JAXFT_EVENTS"
+        ConfigurationError, match=r"events of group 'group-0' cannot be written to .*`events`"
     ):
-        observing(events=tmp_path)
-
-
-def test_each_call_is_a_span_of_the_users_tracer() -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = provider.get_tracer("a test")
-    observers = observing(tracer=tracer)
-    with tracer.start_as_current_span("epoch") as epoch:
-        tell(observers, 0, StepReport())
-        tell(observers, 0, HEALED)
-        tell(observers, 7, STEP)
-    tell(observers, 9, StepReport(step=12))
-    left = (("group-1", "its connection closed"),)
-    with pytest.raises(OSError, match="sample 17"):
-        tell(observers, 12, StepReport(step=13, attempts=1, left=left), OSError("cannot read sample 17"))
-    observers.close("")
-
-    spans = {span.name: span for span in exporter.get_finished_spans() if span.name != "jaxft.step"}
-    done, raised = [span for span in exporter.get_finished_spans() if span.name == "jaxft.step"]
-    assert set(spans) == {"jaxft.join", "jaxft.heal", "jaxft.replay", "epoch"}
-    assert done.parent == epoch.get_span_context()
-    assert raised.parent is None
-    wanted = {"jaxft.job": "toy", "jaxft.group": "group-0", "jaxft.step": 8, "jaxft.exchange_s": 0.25}
-    assert wanted.items() <= dict(done.attributes or {}).items()
-    assert dict(spans["jaxft.heal"].attributes or {})["jaxft.donors"] == ("group-1",)
-    assert (done.status.status_code, raised.status.status_code) == (StatusCode.UNSET, StatusCode.ERROR)
-    assert [event.name for event in raised.events] == ["jaxft.member_left", "exception"]
-    assert dict(raised.events[0].attributes or {})["jaxft.reason"] == "its connection closed"
-    assert all(span.start_time <= span.end_time for span in exporter.get_finished_spans())
+        observing(tmp_path)
 
 
 def test_who_sees_phases_sees_them_between_the_beginning_and_the_end_of_a_call() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import jaxft
+from jaxft import Network
 from jaxft._replica import _membership
 from jaxft._replica._config import GroupConfig
 from jaxft._transport import _addresses, _endpoints
@@ -161,7 +162,7 @@ def test_a_name_that_leads_to_this_machine_itself_is_said(
 ) -> None:
     """As with the name of a machine of Debian: 127.0.1.1. Other machines would dial themselves."""
     resolver(HERE)
-    config = GroupConfig(coordinator=coordinator, group="a", host=host)
+    config = GroupConfig(coordinator=coordinator, group="a", network=Network(host=host))
     with contextlib.closing(Listener(job="default", group="a", incarnation=1, on_heal=None)) as listener:
         announced = _membership._own_endpoint(config, listener, 0).address
     assert announced == f"127.0.0.1:{listener.port}"
@@ -229,12 +230,8 @@ def test_a_host_that_leads_nowhere_is_refused_and_the_interfaces_are_listed(
         given_address("ib7", 0.0)
 
 
-def config(**fields: object) -> GroupConfig:
-    return GroupConfig(**{"coordinator": "here:1", "group": "g", **fields})  # type: ignore[arg-type]
-
-
 def test_a_host_may_name_the_port_that_is_forwarded() -> None:
-    given = lambda host: str(config(host=host, exchange_threads=4).endpoint(7, limit_s=0.0))  # noqa: E731
+    given = lambda host: str(Network(host=host, threads=4).endpoint(7, "here:1", limit_s=0.0))  # noqa: E731
     assert [given(host) for host in ("10.0.0.1", "10.0.0.1:9", "[::1]:9", "::1")] == [
         "10.0.0.1:7*4",
         "10.0.0.1:9*4",
@@ -246,18 +243,18 @@ def test_a_host_may_name_the_port_that_is_forwarded() -> None:
 @pytest.mark.parametrize("host", ["a*2", "a b", "a\tb", "10.0.0..1", "a" * 64, ["a"], 7])
 def test_what_cannot_be_a_host_is_refused(host: object) -> None:
     with pytest.raises(jaxft.ConfigurationError, match="host must be one address"):
-        config(host=host)
+        Network(host=host)
 
 
 def test_several_hosts_are_refused_and_what_to_use_instead_is_said() -> None:
     with pytest.raises(jaxft.ConfigurationError, match="run one process for each, or bond them"):
-        config(host="10.0.0.1,10.1.0.1")
+        Network(host="10.0.0.1,10.1.0.1")
 
 
 def test_a_coordinator_at_ipv6_without_brackets_is_refused() -> None:
     with pytest.raises(jaxft.ConfigurationError, match=r"'::1:29510' must have brackets .*: \[::1\]:29510"):
-        config(coordinator="::1:29510")
-    assert config(coordinator="[::1]:29510").coordinator == "[::1]:29510"
+        GroupConfig(group="g", coordinator="::1:29510")
+    assert GroupConfig(group="g", coordinator="[::1]:29510").coordinator == "[::1]:29510"
 
 
 # ---- ports ----
@@ -266,7 +263,7 @@ def test_a_coordinator_at_ipv6_without_brackets_is_refused() -> None:
 @pytest.mark.parametrize("port", [-1, 65536, "9-8", "a", "1-70000", "1-", "²", 1.5, True, [1]])
 def test_what_cannot_be_a_port_is_refused(port: object) -> None:
     with pytest.raises(jaxft.ConfigurationError, match="port must be a port of up to 65535"):
-        config(port=port)
+        Network(port=port)
 
 
 def free_range(size: int) -> range:
@@ -285,7 +282,7 @@ def free_range(size: int) -> range:
 def test_each_process_takes_a_free_port_of_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = free_range(2)
     monkeypatch.setenv("JAXFT_PORT", f"{ports[0]}-{ports[-1]}")
-    given = jaxft.Manager("here:1", group="g")._config.ports
+    given = Network().completed().ports
     assert given == ports
 
     def listening() -> Listener:
@@ -345,14 +342,4 @@ def test_the_quota_of_a_container_counts(
 )
 def test_a_number_of_threads_that_cannot_be_is_refused(threads: object, match: str) -> None:
     with pytest.raises(jaxft.ConfigurationError, match=match):
-        config(exchange_threads=threads)
-
-
-def test_the_environment_gives_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAXFT_EXCHANGE_THREADS", "3")
-    made = lambda **given: jaxft.Manager("here:1", group="g", host="10.0.0.1", **given)._config  # noqa: E731
-    assert str(made().endpoint(7, limit_s=0.0)) == "10.0.0.1:7*3"
-    assert str(made(exchange_threads=1).endpoint(7, limit_s=0.0)) == "10.0.0.1:7"
-    monkeypatch.setenv("JAXFT_EXCHANGE_THREADS", "many")
-    with pytest.raises(jaxft.ConfigurationError, match="JAXFT_EXCHANGE_THREADS is 'many'"):
-        made()
+        Network(threads=threads)

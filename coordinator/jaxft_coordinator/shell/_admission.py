@@ -51,7 +51,7 @@ class Admission:
             return ""
         advice = (
             f"give it the token that `jaxft-coordinator token --token-file FILE {hello.job}` prints, as "
-            "`Manager(token=...)` or in the environment variable JAXFT_TOKEN. The coordinator has read that file "
+            "`Network(token=...)` or in the environment variable JAXFT_TOKEN. The coordinator has read that file "
             "when it started"
         )
         if not said.proof:

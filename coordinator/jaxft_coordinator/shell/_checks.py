@@ -63,7 +63,7 @@ def _too_long_addresses(hello: Hello, job: Job) -> str:
     return (
         f"each of {len(others) + 1} groups of job {job.name!r} receives the addresses of all: with group "
         f"{hello.group!r} that is {sent_bytes >> 20} MB, and the limit is {limits.MAX_ADDRESSES_BYTES >> 20}. Have "
-        "groups announce fewer or shorter addresses (`Manager(host=...)`), or use fewer groups"
+        "groups announce fewer or shorter addresses (`Network(host=...)`), or use fewer groups"
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 from jaxft_protocol.host.command_line import host_and_port
 
+from jaxft import Network
 from jaxft._errors import JaxftError
-from jaxft._replica._config import GroupConfig
 from jaxft._session._channel_target import channel_target
 from jaxft._session._credentials import TLS, Credentials
 from jaxft._transport._half_open import bind
@@ -102,8 +102,8 @@ def own_address(coordinator: str, host: str | None) -> Finding:
     """
     try:
         with bind("", 0) as listening:
-            config = GroupConfig(coordinator=coordinator, group="doctor", host=host)
-            address = config.endpoint(listening.getsockname()[1], limit_s=TIMEOUT_S).address
+            port = listening.getsockname()[1]
+            address = Network(host=host).endpoint(port, coordinator, limit_s=TIMEOUT_S).address
             listening.settimeout(TIMEOUT_S)
             where = split_address(address)
             with socket.create_connection(where, TIMEOUT_S):
@@ -111,11 +111,11 @@ def own_address(coordinator: str, host: str | None) -> Finding:
     except (OSError, JaxftError) as error:
         return fail(
             f"this machine cannot reach itself at its own address: {error}",
-            "pass `Manager(host=...)` or JAXFT_HOST: the address at which the other groups reach this one",
+            "pass `Network(host=...)` or set JAXFT_HOST: the address at which the other groups reach this one",
         )
     if where[0] in ("127.0.0.1", "::1") and "localhost" not in coordinator:
         return warn(
             f"the other groups would be told to reach this one at {where[0]}, which is every machine's own",
-            "pass `Manager(host=...)` or JAXFT_HOST, unless all groups run here",
+            "pass `Network(host=...)` or set JAXFT_HOST, unless all groups run here",
         )
     return ok(f"this machine reaches itself at {where[0]}, which it would tell the other groups")
