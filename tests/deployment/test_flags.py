@@ -9,8 +9,8 @@ from jaxft_coordinator._arguments import Arguments, exposure_of, problem_of
 
 from deploy.render import FILES, rendered
 from examples.llama3._flags import Flags
-from jaxft_launch.supervise._deadlines import parse_deadlines
-from jaxft_launch.supervise._options import LaunchOptions, check_options
+from jaxft_launch.supervise._options import LaunchOptions
+from jaxft_launch.supervise._plan import plan
 from tests.deployment.manifests import needs_helm, of_kind, parsed, pods
 
 pytestmark = needs_helm
@@ -80,8 +80,7 @@ def test_the_launcher_and_the_example_accept_their_flags(file: str) -> None:
         words = expanded(container["args"], container)
         own, program = words[: words.index("--")], words[words.index("--") + 1 :]
         options = tyro.cli(LaunchOptions, args=own)
-        check_options(options)
-        parse_deadlines(options.deadlines)
+        plan(options, program, {"JAXFT_COORDINATOR": "coordinator:29510"})
         assert options.group is not None
         assert options.drain_timeout_s < pod["terminationGracePeriodSeconds"]
         assert program[:3] == ["python", "-m", "examples.llama3.train"]

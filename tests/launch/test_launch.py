@@ -1,11 +1,13 @@
-"""`jaxft launch` with real processes that do not train: restarts, fates, deadlines and the coordinator."""
+"""`jaxft launch` with real processes that do not train: what only processes can show. Decisions: test_core_*.py."""
 
 import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, NOWHERE, fakes, is_alive, launch, launch_command
+from tests.launch.launches import FAKE, HERE, NOWHERE, Launch, fakes, is_alive, launch, launch_command
 
 pytestmark = pytest.mark.processes
+ABSOLUTE = os.pathsep.join(
+    str(HERE.parents[1] / name) for name in ("", "protocol", "coordinator", "launcher")
+)
 
 
 def test_a_job_that_is_done(folder: Path) -> None:
@@ -37,18 +42,6 @@ def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder
     assert [event["wait_s"] for event in running.events("group_restarts")] == [0.0, 0.0]
     assert [event["status"] for event in running.events("group_ended")] == [-9, -9, 0]
     assert [event["life"] for event in running.events("group_started")] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("phase", ["heal", "compute"])
-def test_a_step_that_the_other_groups_committed_is_no_progress(folder: Path, phase: str) -> None:
-    """A group that fails after each heal is at a higher step each time."""
-    lives = ("steps:3 kill", f"phase:{phase}:8 kill", f"phase:{phase}:9 kill")
-    with fakes(folder, "--max-restarts", "1", lives=lives) as running:
-        assert running.status() == 75, running.text()
-    assert [event["step"] for event in running.events("group_ended")] == [3, 8, 9]
-    first_s, second_s = (event["wait_s"] for event in running.events("group_restarts"))
-    assert first_s == 0.0 < second_s
-    assert "2 times in a row without a new step" in running.events("group_given_up")[0]["why"]
 
 
 def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> None:
@@ -81,80 +74,6 @@ def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
     assert not set(first) & set(second)
 
 
-def test_only_the_group_of_a_rank_ends_with_it(folder: Path) -> None:
-    lives = ("steps:1 made:up-{group} gate:go exit:0",)
-    with fakes(folder, "--groups", "2", "--nproc", "2", lives=lives) as running:
-        for group in ("group-0", "group-1"):
-            running.until_file(f"up-{group}")
-        os.kill(running.pids("group-1")[0], signal.SIGKILL)
-        again = running.until("group_started", 3)
-        (folder / "go").touch()
-        assert running.status() == 0, running.text()
-    assert again["group"] == "group-1"
-    assert {event["group"] for event in running.events("rank_ended")} == {"group-1"}
-
-
-def test_a_process_beside_one_that_failed_may_say_why(folder: Path) -> None:
-    # Both have begun: one that is killed before that would begin its first life again.
-    lives = ("steps:1 0=made:up 1=gate:up 1=exit:1 0=gate:never", "exit:0")
-    with fakes(folder, "--nproc", "2", lives=lives) as running:
-        assert running.status() == 0, running.text()
-    ended = running.events("group_ended")[0]
-    assert (ended["ending"], ended["status"]) == ("error", 1)
-
-
-def test_an_error_before_any_step_is_tried_twice(folder: Path) -> None:
-    with fakes(folder, lives=("say:broken exit:3",)) as running:
-        assert running.status() == 3, running.text()
-    assert len(running.events("group_started")) == 2
-    (given_up,) = running.events("group_given_up")
-    assert "fix the program" in given_up["why"]
-    assert "--- end of the log of group-0.1" in running.text()
-
-
-def test_what_the_job_refuses_is_not_started_again(folder: Path) -> None:
-    with fakes(folder, lives=("exit:78",)) as running:
-        assert running.status() == 78, running.text()
-    assert len(running.events("group_started")) == 1
-
-
-def test_a_group_without_progress_is_given_up_and_may_be_started_again(folder: Path) -> None:
-    with fakes(folder, "--max-restarts", "1", lives=("exit:75",)) as running:
-        assert running.status() == 75, running.text()
-    assert len(running.events("group_started")) == 2
-
-
-def test_a_job_is_done_without_the_group_that_was_given_up(folder: Path) -> None:
-    """It is killed once after a new step, and then without one."""
-    lives = ("steps:1 group-1=kill gate:go exit:0",)
-    with fakes(folder, "--groups", "2", "--max-restarts", "0", lives=lives) as running:
-        assert running.until("group_given_up")["group"] == "group-1"
-        (folder / "go").touch()
-        assert running.status() == 0, running.text()
-    assert len(running.events("group_started")) == 3
-
-
-@pytest.mark.parametrize(
-    ("deadlines", "life", "phase"),
-    [
-        ("boot=0.3", "mute", "boot"),
-        ("compute=0.3", "steps:2 phase:compute:2 alive", "compute"),
-        ("silence=0.3", "steps:2 phase:vote:2 stop", "silence"),
-    ],
-)
-def test_what_does_not_move_is_killed(folder: Path, deadlines: str, life: str, phase: str) -> None:
-    with fakes(folder, "--deadlines", deadlines, lives=(life, "steps:3 exit:0")) as running:
-        late = running.until("rank_overdue")
-        assert running.until("group_ended")["ending"] == "killed"
-        assert not is_alive(late["pid"])
-        # On a busy machine the second life is late too.
-        assert running.until("group_started", 2)["life"] == 1
-        assert f"(--deadlines {phase}=...): its group is killed" in running.text()
-    assert late["phase"] == phase
-    assert late["lasted_s"] >= 0.3  # it is rounded
-    assert late["deadline_s"] == 0.3
-
-
 def test_all_ranks_of_a_group_say_where_they_stand_before_it_is_killed(folder: Path) -> None:
     """One that waits for another in a collective is as late as that one."""
     lives = ("shows steps:2 phase:compute:2 alive", "exit:0")
@@ -165,28 +84,6 @@ def test_all_ranks_of_a_group_say_where_they_stand_before_it_is_killed(folder: P
     assert late["phase"] == "compute"
     for rank in range(2):
         assert "in do" in (folder / f"group-0.0.{rank}.log").read_text()
-
-
-@pytest.mark.long
-def test_a_rank_that_is_stopped_is_not_said_to_wait_for_another(folder: Path) -> None:
-    lives = ("steps:2 phase:vote:2 1=stop alive", "exit:0")
-    with fakes(folder, "--nproc", "2", "--deadlines", "silence=3", lives=lives) as running:
-        late = running.until("rank_overdue")
-        running.until("group_ended")
-        assert "its group is killed" in running.text()
-        assert "It may wait for another" not in running.text()
-    assert (late["rank"], late["phase"]) == (1, "silence")
-
-
-def test_one_that_waits_for_the_others_is_left_alone(folder: Path) -> None:
-    deadlines = "compute=0.3,apply=0.3,silence=600"
-    with fakes(folder, "--deadlines", deadlines, lives=("phase:vote:1 gate:go exit:0",)) as running:
-        running.until_file("group-0.0.starts")
-        began_s = patience.machine_s()
-        patience.until(lambda: patience.machine_s() > began_s + 0.7, "time in which it could be killed")
-        (folder / "go").touch()
-        assert running.status() == 0, running.text()
-    assert running.events("rank_overdue") == []
 
 
 def test_a_folder_of_signs_that_was_removed_is_made_again(folder: Path, tmp_path: Path) -> None:
@@ -202,21 +99,6 @@ def test_a_folder_of_signs_that_was_removed_is_made_again(folder: Path, tmp_path
         assert running.status() == 0, running.text()
     assert [event["step"] for event in running.events("group_ended")][-1] == 3
     assert list(temporary.iterdir()) == []
-
-
-def test_a_change_of_the_time_of_day_is_not_silence(folder: Path) -> None:
-    with fakes(folder, lives=("steps:1 aged made:up gate:go exit:0",)) as running:
-        running.until_file("up")
-        until_it_has_looked()
-        (folder / "go").touch()
-        assert running.status() == 0, running.text()
-    assert running.events("rank_overdue") == []
-
-
-def until_it_has_looked() -> None:
-    """Let so much time pass that a supervisor has compared signs of life with deadlines."""
-    began_s = patience.machine_s()
-    patience.until(lambda: patience.machine_s() > began_s + 1.5, "time in which it could be killed")
 
 
 def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) -> None:
@@ -267,33 +149,359 @@ def test_a_launcher_without_a_free_descriptor_goes_on(folder: Path) -> None:
     assert "Traceback" not in running.text()
 
 
-@pytest.mark.long
-def test_a_coordinator_that_is_stopped_is_replaced(folder: Path) -> None:
-    """It holds its port and its store, and the groups would wait for it until they give up, one and all."""
-    words = ("--no-warm", "--deadlines", "silence=12")
-    with launch(folder, *words, program=(*FAKE, "steps:1 made:up alive")) as running:
-        running.until_file("up")
-        first = running.until("coordinator_started")
-        os.kill(first["pid"], signal.SIGSTOP)
-        second = running.until("coordinator_started", 2)
-        (ended,) = running.events("coordinator_ended")
-        assert (ended["pid"], ended["status"]) == (first["pid"], -9)
-        assert second["address"] == first["address"]
-        log = folder / "coordinator.1.log"
-        patience.until(lambda: "leads as" in log.read_text(), "it to take over", context=log.read_text)
-    said = "has been silent for 5 s (a third of --deadlines silence=..., 5 s at least): it is killed"
-    assert f"the coordinator (pid {first['pid']}) {said}" in running.text()
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
+)
+def test_a_signal_drains_the_groups(folder: Path, number: int, status: int) -> None:
+    with fakes(folder, "--groups", "2", lives=("drains:3 steps:1 made:up-{group} mute",)) as running:
+        for name in ("group-0", "group-1"):
+            running.until_file(f"up-{name}")
+        running.process.send_signal(number)
+        assert running.status() == status, running.text()
+    assert [event["signal"] for event in running.events("drain_began")] == [signal.Signals(number).name]
+    assert [event["ending"] for event in running.events("group_ended")] == ["drained", "drained"]
+    assert running.text().count("was drained, at step 3") == 2
 
 
-def test_a_second_launch_in_a_folder_gives_its_own_coordinator_and_passes_on_its_own_lines(
-    folder: Path,
+def test_a_process_that_is_stopped_is_replaced(folder: Path) -> None:
+    lives = ("steps:2 phase:vote:2 stop", "steps:3 exit:0")
+    with fakes(folder, "--deadlines", "silence=1", lives=lives) as running:
+        late = running.until("rank_overdue")
+        running.until("group_started", 2)
+    assert late["phase"] == "silence"
+    assert not is_alive(late["pid"])
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(folder: Path) -> None:
+    lives = ("deaf made:up-{rank} mute",)
+    with fakes(folder, "--nproc", "2", lives=lives) as running:
+        for rank in range(2):
+            running.until_file(f"up-{rank}")
+        pids = running.pids()
+        running.process.kill()
+        patience.until(lambda: not any(map(is_alive, pids)), "the ranks to end")
+
+
+@pytest.mark.parametrize("end", ["kill", "exit:0"])
+def test_what_a_process_has_started_ends_with_it(folder: Path, end: str) -> None:
+    """A loader of data that stays behind keeps its memory, its ports and perhaps a device from the next life."""
+
+    def left() -> list[int]:
+        file = folder / "left"
+        return list(map(int, file.read_text().split())) if file.exists() else []
+
+    lives = (f"steps:1 starts:left gate:left {end}", "steps:3 made:second gate:go exit:0")
+    with fakes(folder, lives=lives) as running:
+        if end != "exit:0":
+            running.until_file("second")
+            assert [is_alive(pid) for pid in left()] == [False]
+            (folder / "go").touch()
+        assert running.status() == 0, running.text()
+    assert [is_alive(pid) for pid in left()] == [False]
+
+
+SHARES = """
+import os, time
+from multiprocessing import shared_memory
+from pathlib import Path
+block = shared_memory.SharedMemory(create=True, size=1 << 20)
+Path(os.environ["BLOCK"]).write_text(block.name)
+time.sleep(3600)
+"""
+
+
+def test_a_kill_leaves_no_shared_memory_behind(folder: Path, tmp_path: Path) -> None:
+    """Python's tracker of shared memory is a process that the program has started: it frees that after a kill."""
+    script, block = tmp_path / "shares.py", tmp_path / "block"
+    script.write_text(SHARES)
+    words = (*NOWHERE, "--no-warm", "--drain-timeout-s", "0")
+    with launch(folder, *words, program=(sys.executable, str(script)), BLOCK=str(block)) as running:
+        patience.until(lambda: block.exists() and block.read_text(), "its memory", context=running.text)
+        memory = Path("/dev/shm") / block.read_text()
+        assert memory.exists()
+        running.process.send_signal(signal.SIGTERM)
+        running.status()
+    assert not memory.exists()
+
+
+# Its coordinator hangs before it listens, as on a file server that does not answer.
+HANGS = """
+import os, sys
+from pathlib import Path
+from jaxft_launch.__main__ import exit_with_status_of
+from jaxft_launch.supervise._options import LaunchOptions
+from jaxft_launch.supervise._plan import plan
+from jaxft_launch.supervise.launch import run
+
+coordinator = ("sh", "-c", 'trap "" TERM; touch "$0"; exec sleep 3600', sys.argv[2])
+planned = plan(LaunchOptions(folder=Path(sys.argv[1])), ["true"], {})
+exit_with_status_of(lambda: run(planned, coordinator=coordinator))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_counts_while_the_coordinator_starts(
+    folder: Path, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
-    for count in (1, 2):
-        lives = ("env:JAXFT_COORDINATOR exit:0",)
-        with launch(folder, "--no-warm", program=(*FAKE, *lives)) as running:
+    command = [sys.executable, "-c", HANGS, str(folder), str(tmp_path / "up")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        patience.until((tmp_path / "up").exists, "the coordinator's process")
+        process.send_signal(number)
+        said, errors = patience.communicate(process)
+    assert (process.returncode, errors) == (status, "")
+    assert f"got {number.name} while the coordinator started: no group was started" in said
+    assert (folder / "events.jsonl").read_text() == ""
+
+
+def test_a_page_whose_port_is_taken_stops_no_launch(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with launch(folder, "--no-warm", "--http", address, program=(*FAKE, "steps:1 exit:0")) as running:
             assert running.status() == 0, running.text()
-        log = (folder / "coordinator.log").read_text()
-        ports = re.findall(r"\(port (\d+)\)", log)
-        assert len(ports) == count
-        said = [line for line in running.text().splitlines() if line.startswith("[group-0]")]
-        assert said == [f"[group-0] JAXFT_COORDINATOR=localhost:{ports[-1]}"]
+    assert f"there is no page at http://{address}/: [Errno 98] Address already in use" in running.text()
+    assert "the page is at" not in running.text()
+
+
+def test_a_critical_check_drains_a_group_until_it_is_well(folder: Path, tmp_path: Path) -> None:
+    """The first answer comes at once, and counts before the group's next life."""
+    sick = tmp_path / "group-1.sick"
+    sick.touch()
+    words = (
+        "sh",
+        "-c",
+        'test ! -e "$1/$JAXFT_GROUP.sick" || { echo no fabric; exit 2; }',
+        "sh",
+        str(tmp_path),
+    )
+    lives = ("drains:4 steps:3 group-0=gate:go group-0=exit:0 mute", "gate:go exit:0")
+    with fakes(folder, "--groups", "2", "--check", shlex.join(words), lives=lives) as running:
+        drains = running.until("check_drains")
+        ended = running.until("group_ended")
+        assert (drains["group"], drains["text"]) == ("group-1", "no fabric")
+        assert (ended["group"], ended["ending"]) == ("group-1", "drained")
+        running.file("go").touch()
+        assert running.status() == 0, running.text()
+    assert len(running.events("group_started")) == 2
+    assert "group-1 is not started here until its check is OK: no fabric" in running.text()
+
+
+def probed(working: Path, after_s: str) -> tuple[str, ...]:
+    words = ("sh", "-c", 'cat "$1"', "sh", str(working))
+    return ("--probe", shlex.join(words), "--rung-after-s", after_s)
+
+
+def started(running: Launch, group: str) -> list[list[str]]:
+    """The devices of each life of a group."""
+    return [event["devices"] for event in running.events("group_started") if event["group"] == group]
+
+
+def test_a_group_comes_back_smaller_and_climbs_when_its_device_is_back(folder: Path, tmp_path: Path) -> None:
+    working, stays = tmp_path / "working", "group-0=steps:9 group-0=gate:end group-0=exit:0"
+    working.write_text("0 1 2 3")
+    lives = (
+        f"env:JAX_NUM_CPU_DEVICES {stays} steps:3 made:up gate:lost kill",
+        f"{stays} env:JAX_NUM_CPU_DEVICES env:JAXFT_OTHER_MESHES drains:5 steps:5 mute",
+        "env:JAX_NUM_CPU_DEVICES steps:9 gate:end exit:0",
+    )
+    with fakes(
+        folder, "--groups", "2", "--devices", "0,1,2,3", "--rungs", "2,1", *probed(working, "1"), lives=lives
+    ) as running:
+        running.until_file("up")
+        working.write_text("0 1 3")
+        (folder / "lost").touch()
+        missing = running.until("devices_missing")
+        running.until("group_started", 3)
+        # A group that is drained before its program has begun says nothing.
+        patience.until(
+            lambda: "JAXFT_OTHER_MESHES=" in running.text(), "the second life", context=running.text
+        )
+        working.write_text("0 1 2 3")
+        climbs = running.until("group_climbs")
+        running.until("group_started", 4)
+        (folder / "end").touch()
+        assert running.status() == 0, running.text()
+    assert (missing["group"], missing["devices"]) == ("group-1", ["2"])
+    assert (climbs["group"], climbs["life"]) == ("group-1", 1)
+    assert started(running, "group-0") == [["0", "1"]]
+    assert started(running, "group-1") == [["2", "3"], ["3"], ["2", "3"]]
+    says = [line for line in running.text().splitlines() if "[group-1] JAX_NUM_CPU_DEVICES" in line]
+    assert [line.rpartition("=")[2] for line in says] == ["2", "1", "2"]
+    assert "[group-1] JAXFT_OTHER_MESHES=1" in running.text()
+    assert (
+        "group-1 waits for its devices 2; after 1 s it starts with as many as work, 1 at least"
+        in running.text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "said"),
+    [
+        (["--group", "1"], ["true"], "--group starts one group of a job, so it needs the job's coordinator"),
+        ([], [], "Name the program to train, after two dashes: jaxft launch -- python my_train.py"),
+        ([], ["no-such-program"], "There is no program 'no-such-program' to run"),
+        ([], ["python3", "-uB"], "'python3 -uB' would read its program from the standard input"),
+        ([], ["python", "-u", "/dev/stdin", "3"], "'python -u /dev/stdin 3' would read its program from the"),
+        (["--check", "no-such-check"], ["true"], "--check: there is no program 'no-such-check' to run."),
+    ],
+)
+def test_what_cannot_run_is_said_before_anything_starts(
+    folder: Path, words: list[str], program: list[str], said: str
+) -> None:
+    with launch(folder, *words, program=tuple(program)) as running:
+        assert running.status() == 1
+    assert re.search(re.escape(said), running.text())
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+def test_groups_agree_on_the_order_of_a_set(given: str | None, folder: Path, tmp_path: Path) -> None:
+    """A step that goes through a set of names would be another program in each of them."""
+    program = tmp_path / "program.py"
+    program.write_text("print('hash', hash('a'))")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    environment |= {"PYTHONPATH": ABSOLUTE} | ({} if given is None else {"PYTHONHASHSEED": given})
+    command = [sys.executable, "-m", "jaxft_launch", "launch", "--groups", "2", "--folder", str(folder)]
+    command += [*NOWHERE, "--", "python", str(program)]
+    ended = patience.run(command, env=environment, capture_output=True, text=True)
+    seed = {"PYTHONHASHSEED": given or "0"}
+    alone = patience.run([sys.executable, str(program)], env=seed, capture_output=True, text=True)
+    assert re.findall(r"hash -?\d+", ended.stdout + ended.stderr) == [alone.stdout.strip()] * 2
+
+
+def test_an_empty_path_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """As of a variable that is not set. It would be the current folder."""
+    for words in (["--folder", ""], ["--folder="]):
+        command = [sys.executable, "-m", "jaxft_launch", "launch", *words, "--", "true"]
+        here = os.environ | {"PYTHONPATH": ABSOLUTE}
+        ended = patience.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
+        assert ended.returncode == 2
+        assert ended.stderr.startswith(
+            "jaxft: --folder has an empty value, as from a shell variable that is not set"
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_launch_in_a_folder_is_refused_before_it_changes_anything(folder: Path) -> None:
+    """Their logs and events would be mixed, and the second coordinator would stand by without a word."""
+    lives = ("made:up gate:go exit:0",)
+    with launch(folder, "--no-warm", program=(*FAKE, *lives)) as first:
+        first.until_file("up")
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        command = launch_command(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives))
+        second = patience.run(command, capture_output=True, text=True)
+        after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        (folder / "go").touch()
+        assert first.status() == 0, first.text()
+    assert second.returncode == 75
+    assert second.stdout == ""
+    assert second.stderr == (
+        f"jaxft: Another `jaxft launch` runs group-0 in --folder {folder}: name another folder, or end that launch "
+        "first.\n"
+    )
+    assert after == before
+
+
+@pytest.mark.parametrize(("second", "status"), [("1", 0), ("0", 75)])
+def test_launches_of_different_groups_may_share_a_folder(folder: Path, second: str, status: int) -> None:
+    """As those of a Slurm array. On NFS a lock counts for all hosts."""
+    with fakes(folder, "--group", "0", lives=("made:up-{group} gate:go exit:0",)) as running:
+        running.until_file("up-group-0")
+        with fakes(folder, "--group", second, lives=("exit:0",)) as beside:
+            assert beside.status() == status, beside.text()
+        assert running.process.poll() is None
+
+
+def test_a_coordinator_that_cannot_be_started_is_an_error_without_a_traceback(folder: Path) -> None:
+    (folder / "coordinator.log").mkdir(parents=True)
+    with launch(folder, program=("true",)) as running:
+        assert running.status() == 1
+    log = f"{folder}/coordinator.log"
+    assert (
+        f"jaxft: The coordinator cannot be started: [Errno 21] Is a directory: '{log}'.\n" in running.text()
+    )
+    assert "Traceback" not in running.text()
+
+
+@pytest.mark.parametrize("command", ["launch", "chaos"])
+def test_a_current_folder_that_was_removed_is_said(tmp_path: Path, command: str) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    words = [
+        "sh",
+        "-c",
+        'rmdir "$PWD"; exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "jaxft_launch.__main__",
+        command,
+        "--",
+        "true",
+    ]
+    ended = patience.run(
+        words, capture_output=True, text=True, cwd=here, env={**os.environ, "PYTHONPATH": ABSOLUTE}
+    )
+    assert ended.returncode == 1
+    assert (
+        ended.stderr == "jaxft: The current folder does not exist any more. Change to one that does: cd ...\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [("#!/bin/sh\r\n", "No such file or directory"), ("true\n", "Exec format error")],
+)
+def test_a_script_that_cannot_be_run_says_why(folder: Path, tmp_path: Path, first: str, why: str) -> None:
+    """Such as one with the line ends of Windows: the kernel finds no interpreter of that name."""
+    script = tmp_path / "train"
+    script.write_bytes(first.encode())
+    script.chmod(0o755)
+    with launch(folder, *NOWHERE, "--max-restarts", "0", program=(str(script),)) as running:
+        assert running.status() == 1
+    assert (folder / "group-0.0.log").read_text() == (
+        f"jaxft cannot run {str(script)!r}: {why}. The first line of a script must name a program that is there, and "
+        "end as on Unix.\n"
+    )
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_told_what_to_do(folder: Path) -> None:
+    """As in a container whose file system cannot be written, but for one volume. No file may have a byte here."""
+    limited = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
+    python = (sys.executable, "-c", f"import os, resource, sys; {limited}")
+    command = [*python, *launch_command(folder, *NOWHERE, program=("true",))]
+    ended = patience.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "jaxft: There is no folder for temporary files: " in ended.stderr
+    assert ended.stderr.endswith(". Set TMPDIR to one on this machine.\n")
+
+
+@pytest.mark.parametrize("made", ["run", "run/events.jsonl/"])
+def test_a_folder_that_cannot_be_used_is_named(folder: Path, made: str) -> None:
+    path = folder.parent / made
+    if made.endswith("/"):
+        path.mkdir(parents=True)
+    else:
+        path.touch()
+    with fakes(folder, lives=("exit:0",)) as running:
+        assert running.status() == 1
+    assert f"jaxft: --folder {folder} cannot hold logs and events: " in running.text()
+    assert "Traceback" not in running.text()
+
+
+def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path) -> None:
+    show = ("sh", "-c", 'echo "token=$JAXFT_TOKEN coordinator=$JAXFT_COORDINATOR"')
+    with launch(folder, program=show, JAXFT_TOKEN="secret", JAXFT_COORDINATOR="head:7") as running:
+        assert running.status() == 0, running.text()
+    assert "[group-0] token=secret coordinator=head:7" in running.text()
+    assert not list(folder.glob("*.warm.log"))  # a shell is not forked from a warm process
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_certificates_are_for_a_coordinator_that_was_given(folder: Path, elsewhere: bool) -> None:
+    """The launcher's own has no TLS: a group that asks for it would not be admitted."""
+    show = ("sh", "-c", 'echo "tls=$JAXFT_TLS_CA,$JAXFT_TLS_CERT,$JAXFT_TLS_KEY."')
+    environment = {"JAXFT_TLS_CA": "ca.pem", "JAXFT_TLS_CERT": "group.pem", "JAXFT_TLS_KEY": "group.key"}
+    environment |= {"JAXFT_COORDINATOR": "head:7"} if elsewhere else {}
+    with launch(folder, program=show, **environment) as running:
+        assert running.status() == 0, running.text()
+    assert f"[group-0] tls={'ca.pem,group.pem,group.key' if elsewhere else ',,'}." in running.text()

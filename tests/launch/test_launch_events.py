@@ -4,9 +4,9 @@ import typing
 from dataclasses import fields
 from pathlib import Path
 
-from jaxft_launch.supervise import _journal
-from jaxft_launch.supervise._deadlines import DEFAULTS
-from jaxft_launch.supervise._journal import Entry, GroupRestarts, Journal, name_of
+from jaxft_launch.supervise._journal import Journal
+from jaxft_launch.supervise.core.entries import Entry, GroupRestarts, name_of
+from jaxft_launch.supervise.core.life import DEADLINES_S
 from tests import patience
 
 MANUAL = Path(__file__).parents[2] / "docs" / "clusters.md"
@@ -46,7 +46,8 @@ def test_an_event_that_fits_only_in_part_is_left_out(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from jaxft_launch.supervise._journal import GroupRestarts, Journal\n"
+        "from jaxft_launch.supervise._journal import Journal\n"
+        "from jaxft_launch.supervise.core.entries import GroupRestarts\n"
         "said = []\n"
         "journal = Journal(Path(sys.argv[1]), said.append)\n"
         "event = GroupRestarts(group='group-1', life=1, wait_s=0.0)\n"
@@ -69,11 +70,10 @@ def test_the_manual_has_each_event_with_its_fields() -> None:
         names = ", ".join(f"`{field.name}`" for field in fields(kind))
         assert f"| `{name_of(kind)}` | {names} |" in manual, name_of(kind)
     assert manual.count("\n| `") >= len(typing.get_args(Entry))
-    assert _journal.name_of(GroupRestarts) == "group_restarts"
 
 
 def test_the_manual_has_each_deadline() -> None:
     manual = MANUAL.read_text()
-    for phase, seconds in DEFAULTS.items():
+    for phase, seconds in DEADLINES_S.items():
         text = "none" if seconds == float("inf") else f"{seconds:g} s"
         assert f"| `{phase}` | {text} |" in manual, phase

@@ -5,16 +5,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from jaxft_protocol.credentials import job_key, read_secret
 
 from jaxft_launch.processes._processes import Child, Processes
-from jaxft_launch.processes._ranks import Member
-from jaxft_launch.processes._warm import Fork, Warm, with_statuses
-from jaxft_launch.supervise._life import Life
+from jaxft_launch.processes._warm import Warm, with_statuses
 from tests import patience
 from tests.clusters import cluster
 
@@ -376,30 +374,6 @@ def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
         later = run(processes, warm, program, "exit", "5")
         assert not later.warm
         assert ended(later) == 5
-
-
-@pytest.mark.long
-def test_a_life_whose_warm_process_dies_before_its_fork_has_its_statuses(
-    tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It said that it is ready, and is killed before it is asked for the life."""
-    with Processes(tmp_path, cwd=tmp_path) as processes:
-        warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
-        assert warm.until_ready()
-        (own,), fork = processes._warm.values(), warm.fork
-
-        def dies_first(words: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> Fork | None:
-            own.kill()
-            assert own.wait(patience.FAR_S)
-            return fork(words, log=log, environment=environment)
-
-        monkeypatch.setattr(warm, "fork", dies_first)
-        member = Member(name="group-0", coordinator=None, extra={"JAX_PLATFORMS": "cpu"})
-        command = [sys.executable, str(program), "raise", "CannotHeal"]
-        life = Life(member, 0, command, processes, warm=warm, phases=tmp_path)
-        (child,) = (one.child for one in life.ranks)
-        assert not life.warm
-        assert ended(child) == 75, child.log.read_text()
 
 
 def test_leaving_asks_forks_to_end_before_their_warm_process(tmp_path: Path, program: Path) -> None:

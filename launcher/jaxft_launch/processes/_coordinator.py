@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.processes._processes import Processes
+from jaxft_launch.processes._ranks import free_ports
 
 # How long the first quorum waits for groups that have joined but still compile, so that all start in one quorum.
 JOIN_TIMEOUT_MS = 120_000
@@ -58,7 +59,8 @@ class Coordinator:
         # Not the seed of the groups: it keeps names from the network in tables.
         seed = os.environ.get("PYTHONHASHSEED", "random")
         self._environment = {"PYTHONHASHSEED": seed} | ({} if alive is None else {ALIVE_FILE: str(alive)})
-        words = [*command, "--bind", self._bind(0)]
+        # Not a port that the kernel gives to connections: the next life could find that taken.
+        words = [*command, "--bind", self._bind(free_ports(1)[0])]
         try:
             self.child = processes.start(name, words, environment=self._environment)
         except (OSError, RuntimeError) as error:

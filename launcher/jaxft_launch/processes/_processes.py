@@ -63,8 +63,11 @@ class Child:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Send SIGKILL, which it cannot catch. Does not wait."""
-        self._signal(signal.SIGKILL)
+        """Send SIGKILL, which it cannot catch. Does not wait.
+
+        What a Python program has started ends after it: its tracker of shared memory frees that first.
+        """
+        self._signal(signal.SIGKILL, also_rest=not self._is_python())
 
     def stop(self) -> None:
         """Send SIGSTOP: the process does nothing, while the kernel still answers for its connections."""
@@ -88,8 +91,7 @@ class Child:
 
         Of a Python program not to what it has started: it may need the workers of its loader to finish its step.
         """
-        found = runs_python(self.pid)
-        self._signal(signal.SIGTERM, also_rest=not (self.python if found is None else found))
+        self._signal(signal.SIGTERM, also_rest=not self._is_python())
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for its end; return whether it has ended."""
@@ -118,6 +120,10 @@ class Child:
         for pid in self.rest():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _is_python(self) -> bool:
+        found = runs_python(self.pid)
+        return self.python if found is None else found
 
     def _signal(self, number: int, *, also_rest: bool = True) -> None:
         """Send a signal, and by default also to what it has started. A program of another user gets none."""

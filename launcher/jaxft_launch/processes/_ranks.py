@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from jaxft_launch.processes._devices import environment_of, shares
 from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.processes._warm import Warm
 
@@ -16,8 +17,6 @@ HOST = "127.0.0.1"
 PORTS = range(10_000, 65_536)
 TRIES = 100
 GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
-# Groups of one launch share a machine; its devices are dealt out to their ranks.
-VISIBLE_DEVICES = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class Member:
     meet: str = ""
     coordinator: str | None
     spare: bool = False
-    devices: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
     compilation_cache: Path | None = None
     extra: dict[str, str] = field(default_factory=dict)
 
@@ -58,7 +57,7 @@ class Member:
         """The numbers of its processes on this machine, among all of them."""
         return range(self.node * self.nproc, (self.node + 1) * self.nproc)
 
-    def on(self, devices: tuple[int, ...]) -> "Member":
+    def on(self, devices: tuple[str, ...]) -> "Member":
         """Return this group, which has one process, on some of its devices."""
         # For simulated devices; others are chosen by their numbers.
         extra = self.extra | {"JAX_NUM_CPU_DEVICES": str(len(devices))}
@@ -89,18 +88,11 @@ class Member:
         meeting = f"{HOST}:{free_ports(1)[0]}" if self.nproc > 1 else ""
         if self.nodes > 1:
             meeting = self.meet
-        share = len(self.devices) // self.nproc
-        environments: list[dict[str, str]] = []
-        for number, rank in enumerate(self.ranks_here):
-            own = {"JAXFT_RANK": str(rank)}
-            if meeting:
-                own["JAX_COORDINATOR_ADDRESS"] = meeting
-            if devices := self.devices[number * share : (number + 1) * share]:
-                text = ",".join(map(str, devices))
-                own["JAX_LOCAL_DEVICE_IDS"] = text
-                own |= dict.fromkeys(VISIBLE_DEVICES, text)
-            environments.append(own)
-        return environments
+        own = {"JAX_COORDINATOR_ADDRESS": meeting} if meeting else {}
+        return [
+            {"JAXFT_RANK": str(rank), **own, **environment_of(devices)}
+            for rank, devices in zip(self.ranks_here, shares(self.devices, self.nproc), strict=True)
+        ]
 
 
 def cache_in(folder: Path) -> dict[str, str]:
@@ -152,12 +144,6 @@ def start_ranks(
         processes.end(started, timeout_s=0.0)
         raise
     return started
-
-
-def dealt(devices: Sequence[int], members: int) -> list[tuple[int, ...]]:
-    """Return each member's devices: equal parts, in order. Empty parts if there are no devices."""
-    share = len(devices) // members
-    return [tuple(devices[number * share : (number + 1) * share]) for number in range(members)]
 
 
 def free_ports(count: int) -> list[int]:

@@ -1,12 +1,12 @@
 """Progress output of a run, as lines."""
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
+
+from jaxft_launch.supervise._output import PlainLines
 
 # The default number of committed steps per plain progress line.
 PLAIN_EVERY_STEPS = 10
@@ -23,36 +23,6 @@ class View:
     participating: int
     groups: int
     quorum_id: int | None
-
-
-class PlainLines:
-    """Lines, for files and pipes: each begins with a name and the seconds since the start.
-
-    What these do not take, such as a full disk, is lost: a run does not end for its log.
-    """
-
-    def __init__(self, stream: IO[str], *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._name = name
-        self._clock = clock
-        self._began_s = clock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._write("")
-
-    def say(self, text: str) -> None:
-        head = f"[{self._name}] {stamp(self._clock() - self._began_s)}  "
-        self._write("".join(f"{head}{line}".rstrip() + "\n" for line in text.splitlines()))
-
-    def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
 
 
 class Display(PlainLines):
@@ -87,8 +57,3 @@ def progress_line(view: View) -> str:
     loss = "" if view.loss is not None and math.isnan(view.loss) else f"  loss {loss}"
     quorum = "-" if view.quorum_id is None else view.quorum_id
     return f"step {step}{loss}  groups {view.participating}/{view.groups}  quorum {quorum:>3}"
-
-
-def stamp(seconds: float) -> str:
-    """Return a duration for the start of a line."""
-    return f"{seconds:6.1f} s"

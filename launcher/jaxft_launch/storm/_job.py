@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxft._supervised._phase_file import orders_beside, steps_beside
-from jaxft_launch.processes._fate import Fate
 from jaxft_launch.processes._processes import KILLED, Child, Processes
 from jaxft_launch.processes._python_command import python_command
 from jaxft_launch.processes._ranks import Member, start_ranks
-from jaxft_launch.processes._statuses import AGAIN
 from jaxft_launch.processes._warm import Warm
 from jaxft_launch.storm._events import EventFile, FinishedEvent, StepEvent
+from jaxft_launch.storm._fate import Fate
 from jaxft_launch.storm._record import Fault, History, Kill, RunRecord
+from jaxft_launch.supervise.core.values import AGAIN
 
 
 class Doors(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxft_launch.processes._checks import LaunchError
-from jaxft_launch.processes._statuses import AGAIN
+from jaxft_launch.supervise.core.values import AGAIN
 
 
 class FolderTaken(LaunchError):

@@ -1,5 +1,6 @@
 """What a launch shows: lines, and on a terminal also a table of its groups."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,6 @@ from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table as RichTable
-
-from jaxft_launch.storm._display import PlainLines, stamp
 
 # No more of a log is read in one turn, since the launcher supervises nothing meanwhile.
 MOST_BYTES = 1 << 20
@@ -55,6 +54,36 @@ class Output(Protocol):
 def make_output(stream: IO[str]) -> Output:
     """Return lines, and on a terminal a table below them."""
     return Table(stream) if stream.isatty() else Lines(stream)
+
+
+class PlainLines:
+    """Lines, for files and pipes: each begins with a name and the seconds since the start.
+
+    What these do not take, such as a full disk, is lost: a run does not end for its log.
+    """
+
+    def __init__(self, stream: IO[str], *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._name = name
+        self._clock = clock
+        self._began_s = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._write("")
+
+    def say(self, text: str) -> None:
+        head = f"[{self._name}] {stamp(self._clock() - self._began_s)}  "
+        self._write("".join(f"{head}{line}".rstrip() + "\n" for line in text.splitlines()))
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
 
 class Lines(PlainLines):
@@ -123,6 +152,11 @@ def table_of(rows: Sequence[Row]) -> RichTable:
             style={"runs": "green", "done": "bold green", "given up": "bold red"}.get(row.state, "yellow"),
         )
     return table
+
+
+def stamp(seconds: float) -> str:
+    """Return a duration for the start of a line."""
+    return f"{seconds:6.1f} s"
 
 
 class LogTail:

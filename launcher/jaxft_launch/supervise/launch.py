@@ -3,8 +3,9 @@
 import contextlib
 import io
 import os
-import shlex
+import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -14,156 +15,180 @@ from types import FrameType
 
 from jaxft_launch.processes._checks import LaunchError, check_command, check_installed
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator, StartStopped
-from jaxft_launch.processes._processes import Processes
-from jaxft_launch.processes._ranks import Member, dealt
-from jaxft_launch.processes._statuses import AGAIN
+from jaxft_launch.processes._devices import devices_here
+from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.supervise._claim import claimed
-from jaxft_launch.supervise._deadlines import SILENCE, parse_deadlines
-from jaxft_launch.supervise._journal import Journal, LaunchBegan, LaunchEnded
-from jaxft_launch.supervise._ladder import Ladder
-from jaxft_launch.supervise._launcher import Launcher
-from jaxft_launch.supervise._options import (
-    LaunchOptions,
-    check_options,
-    devices_of,
-    rungs_of,
-    words_of,
-)
-from jaxft_launch.supervise._output import make_output
-from jaxft_launch.supervise._probe import Probe
-from jaxft_launch.supervise._supervisor import Rules
+from jaxft_launch.supervise._journal import Journal
+from jaxft_launch.supervise._options import LaunchOptions
+from jaxft_launch.supervise._output import LogTail, Output, Row, make_output
+from jaxft_launch.supervise._plan import LaunchPlan, plan
+from jaxft_launch.supervise.core import launch as core
+from jaxft_launch.supervise.core.entries import CoordinatorStarted, Entry, LaunchBegan, LaunchEnded
+from jaxft_launch.supervise.core.group import ALIVE, Group
+from jaxft_launch.supervise.core.values import AGAIN, Signalled
+from jaxft_launch.supervise.driver import Driver
 
 EVENTS = "events.jsonl"
-# Of the deadline for silence: groups wait as long for a coordinator, by default, and end together if it stays away.
-COORDINATOR_SILENCE, LEAST_SILENCE_S = 1 / 3, 5.0
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+POLL_S = 0.02
+# The last two are what a scheduler may be told to send some time before the end.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def run_launch(
-    options: LaunchOptions, words: Sequence[str], *, coordinator: tuple[str, ...] = COORDINATOR
-) -> int:
-    """Run the groups until all have ended; return the exit status. Tests pass another command for the coordinator.
+def run_launch(options: LaunchOptions, words: Sequence[str]) -> int:
+    """Run the groups until all have ended; return the exit status.
 
     Raises:
         LaunchError: an option is not valid, the program does not exist, or the coordinator does not start.
     """
+    check_command(words, command="jaxft launch")
+    return run(plan(options, words, os.environ, devices=devices_here(os.environ)))
+
+
+def run(planned: LaunchPlan, *, coordinator: tuple[str, ...] = COORDINATOR) -> int:
+    """Run a plan until all of its groups have ended; return the exit status.
+
+    Raises:
+        LaunchError: a program of the plan does not exist, or the coordinator does not start.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):  # no character of a program's output ends a launch
         sys.stdout.reconfigure(errors="backslashreplace")
-    check_command(words, command="jaxft launch")
-    check_options(options)
-    rules = Rules(
-        deadlines=parse_deadlines(options.deadlines),
-        max_restarts=options.max_restarts,
-        warm=options.warm,
-        preload=tuple(words_of(options.preload)),
-        drain_timeout_s=options.drain_timeout_s,
-    )
-    silence_s = max(LEAST_SILENCE_S, COORDINATOR_SILENCE * rules.deadlines[SILENCE])
-    address = options.coordinator or os.environ.get("JAXFT_COORDINATOR", "")
-    if not address and options.group is not None:
-        raise LaunchError(
-            "--group starts one group of a job, so it needs the job's coordinator: --coordinator HOST:PORT. "
-            "To start N groups on this machine, say --groups N."
-        )
-    if address and options.http:
-        raise LaunchError(
-            f"--http is for a coordinator that the launcher starts, but the job's coordinator is {address}. Give "
-            "--http to that one."
-        )
-    if not address:
+    for flag, command in (("--probe", planned.probe), ("--check", planned.check)):
+        if command and shutil.which(command[0]) is None:
+            raise LaunchError(f"{flag}: there is no program {command[0]!r} to run.")
+    if not planned.coordinator:
         check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_signals())
-        folder = _folder(options, stack)
+        folder = _folder(planned, stack)
         phases = _phases(stack)
         output = stack.enter_context(make_output(sys.stdout))
-        journal = Journal(folder / EVENTS, output.say)
-        processes = stack.enter_context(Processes(folder, cwd=Path.cwd(), keeps_token=bool(address)))
+        told = Told(Journal(folder / EVENTS, output.say), output)
+        processes = stack.enter_context(
+            Processes(folder, cwd=Path.cwd(), keeps_token=bool(planned.coordinator))
+        )
         own = None
-        if not address:
+        if not planned.coordinator:
             try:
-                own = _own_coordinator(options, processes, coordinator, phases, lambda: bool(signals))
+                own = _own_coordinator(planned, processes, coordinator, phases, output, lambda: bool(signals))
             except StartStopped:
                 name = signal.Signals(signals[0]).name
                 output.say(f"got {name} while the coordinator started: no group was started")
                 return 128 + signal.SIGINT if signals[0] == signal.SIGINT else AGAIN
-            address = own.address
-            if options.http:
-                output.say(f"the page is at http://{options.http}/")
-        output.say(f"{len(options.names)} groups x {options.nproc}; logs and {EVENTS} in {folder}")
-        journal.write(
-            LaunchBegan(
-                groups=options.names,
-                nproc=options.nproc,
-                coordinator=address,
-                command=list(words),
-                folder=str(folder),
-            )
-        )
-        launcher = Launcher(
-            members_of(options, address, folder),
-            words,
-            processes,
-            rules,
-            coordinator=own,
-            silence_s=silence_s,
-            journal=journal,
-            output=output,
-            phases=phases,
-            probe=_probe(options, output.say),
-            ladder_of=lambda member: ladder_of(options, member),
-        )
-        status = launcher.run(signals)
-        journal.write(LaunchEnded(status=status))
+        driver = Driver(planned, processes, phases=phases, listener=told, coordinator=own)
+        stack.callback(driver.end)
+        told.begin(planned, folder, own)
+        _until_over(driver, signals, output)
+        status, said = core.verdict(driver.launch)
+        for text in said:
+            output.say(text)
+        told.write(LaunchEnded(status=status))
         output.say(f"ends with exit status {status}")
         return status
 
 
+class Told:
+    """The journal of a launch, and its lines."""
+
+    def __init__(self, journal: Journal, output: Output) -> None:
+        self._journal = journal
+        self._output = output
+
+    def write(self, entry: Entry) -> None:
+        self._journal.write(entry)
+
+    def say(self, text: str) -> None:
+        self._output.say(text)
+
+    def begin(self, planned: LaunchPlan, folder: Path, own: Coordinator | None) -> None:
+        nproc = planned.groups[0].nproc
+        self.say(f"{len(planned.groups)} groups x {nproc}; logs and {EVENTS} in {folder}")
+        for note in planned.notes:
+            self.say(note)
+        self.write(
+            LaunchBegan(
+                groups=[member.name for member in planned.groups],
+                nproc=nproc,
+                coordinator=planned.coordinator if own is None else own.address,
+                command=list(planned.command),
+                folder=str(folder),
+            )
+        )
+        if own is not None:
+            self.say(f"coordinator at {own.address} (pid {own.child.pid})")
+            self.write(CoordinatorStarted(pid=own.child.pid, address=own.address))
+
+
+def _until_over(driver: Driver, signals: Sequence[int], output: Output) -> None:
+    """Drive until all groups are over. A number in `signals`, which may grow, drains or ends them."""
+    seen, tails = 0, dict[Child, LogTail]()
+    while not driver.over:
+        for number in signals[seen:]:
+            seen += 1
+            driver.send(Signalled(signal.Signals(number).name))
+        driver.poll()
+        _pass_on(driver, tails, output)
+        output.show(lambda: [_row_of(driver, group) for group in driver.launch.groups])
+        time.sleep(POLL_S)
+    _pass_on(driver, tails, output)
+
+
+def _pass_on(driver: Driver, tails: dict[Child, LogTail], output: Output) -> None:
+    """Pass on the new lines of all programs."""
+    for group in driver.launch.groups:
+        children = driver.children(group.name)
+        for rank, child in zip(group.ranks, children, strict=False):
+            tail = tails.setdefault(child, LogTail(child.log, child.log_start_bytes))
+            name = group.name if len(group.ranks) == 1 else f"{group.name}/{rank}"
+            # What it has started may still write, such as a program in a shell.
+            for line in tail.lines(last=group.phase not in ALIVE):
+                output.pass_on(name, line)
+
+
+def _row_of(driver: Driver, group: Group) -> Row:
+    """Return a group's line of the table."""
+    alive = group.life is not None and group.phase in ALIVE
+    ranks = [rank for rank in group.life.ranks if rank.sign] if alive and group.life else []
+    return Row(
+        group=group.name,
+        state=group.phase,
+        pids=group.life.pids if alive and group.life else (),
+        starts=group.lives,
+        phase=" ".join(dict.fromkeys(rank.sign.phase for rank in ranks if rank.sign)),
+        step=group.highest_step,
+        phase_s=max((driver.now_s - rank.since_s for rank in ranks), default=None),
+    )
+
+
 def _own_coordinator(
-    options: LaunchOptions,
+    planned: LaunchPlan,
     processes: Processes,
     command: Sequence[str],
     phases: Path,
+    output: Output,
     stopped: Callable[[], bool],
 ) -> Coordinator:
-    """Start a coordinator, unless `stopped`."""
+    """Start a coordinator, unless `stopped`. Its page never stops a launch."""
     flags = ["--state", str(processes.folder / "coordinator")]
-    if options.http:
-        flags += ["--http", options.http]
+    if planned.http:
+        if problem := _taken(planned.http):
+            output.say(
+                f"there is no page at http://{planned.http}/: {problem}. The launch goes on without it"
+            )
+        else:
+            flags += ["--http", planned.http]
+            output.say(f"the page is at http://{planned.http}/")
     return Coordinator(processes, (*command, *flags), stopped=stopped, alive=phases / "coordinator.alive")
 
 
-def ladder_of(options: LaunchOptions, member: Member) -> Ladder | None:
-    """Return a group's ladder."""
-    rungs = rungs_of(options)
-    return Ladder(member.devices, rungs, options.rung_after_s) if rungs else None
-
-
-def _probe(options: LaunchOptions, say: Callable[[str], None]) -> Probe | None:
-    if not options.probe:
-        return None
-    return Probe(shlex.split(options.probe), say=say, patience_s=options.rung_after_s)
-
-
-def members_of(options: LaunchOptions, coordinator: str, folder: Path) -> list[Member]:
-    """Return the groups of the launch."""
-    caches = os.environ.get("JAX_COMPILATION_CACHE_DIR")  # the user's own choice
-    shares = dealt(devices_of(options), len(options.names))
-    return [
-        Member(
-            name=name,
-            nproc=options.nproc,
-            nodes=options.nodes,
-            node=options.node,
-            meet=options.meet,
-            coordinator=coordinator,
-            spare=name.startswith("spare-"),
-            devices=devices,
-            compilation_cache=None if caches else folder / "compiled" / name,
-            extra={"JAXFT_OTHER_MESHES": "1"} if options.rungs else {},
-        )
-        for name, devices in zip(options.names, shares, strict=True)
-    ]
+def _taken(address: str) -> str:
+    """Return why nothing can listen at HOST:PORT; "" if it can."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), int(port)), family=family).close()
+    except (OSError, ValueError, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 @contextlib.contextmanager
@@ -197,13 +222,12 @@ def _phases(stack: contextlib.ExitStack) -> Path:
     return Path(stack.enter_context(temporary))
 
 
-def _folder(options: LaunchOptions, stack: contextlib.ExitStack) -> Path:
+def _folder(planned: LaunchPlan, stack: contextlib.ExitStack) -> Path:
     """Return the folder, which is this launch's until the stack is left."""
-    folder = options.folder or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
+    folder = planned.folder or Path(time.strftime(f"jaxft-launch-%Y%m%d-%H%M%S-{os.getpid()}"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        of_node = f".node-{options.node}" if options.nodes > 1 else ""
-        stack.enter_context(claimed(folder, [f"{name}{of_node}" for name in options.names]))
+        stack.enter_context(claimed(folder, planned.locks))
         (folder / EVENTS).open("ab").close()
     except OSError as error:
         raise LaunchError(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from jaxft_launch.processes._processes import Child
-from jaxft_launch.processes._statuses import DONE, Ending, ending_of, reason_of
+from jaxft_launch.supervise.core.values import DONE, Ending, ending_of, reason_of
 
 # A process beside one that failed may still say why: one whose own error has ended the others ends after them.
 # One beside a process that was killed hangs in a collective.
