@@ -29,7 +29,7 @@ from jaxft._session._mailbox import Mailbox
 from jaxft._session._network import Network
 from jaxft._session._samples import check_shown
 from jaxft._supervised._beacon import Beacon, beacon_of_process
-from jaxft._telemetry._call import Observers
+from jaxft._telemetry._call import Observer, Observers
 
 if TYPE_CHECKING:
     from jaxft._supervised._agent import Agent
@@ -281,11 +281,13 @@ class Manager:
 
                 self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)
+            seen_by: list[Observer] = [one for one in (self._beacon, self._agent) if one is not None]
             if config.events is not None and not member.ranks.rank:
                 from jaxft._telemetry._events import events_of
 
                 events = events_of(member.identity, config.events, step=config.step, spare=config.spare)
-                self._observers = Observers([events])
+                seen_by.append(events)
+            self._observers = Observers(seen_by)
             member.start()
             # Before any collective, and before any rank waits for the others in a save or a restore.
             self._compare_ranks({"checkpoints": "none" if config.checkpoints is None else "some"})
@@ -413,10 +415,7 @@ class Manager:
                 f"group {self.group!r} is not in its job: call the step inside `with jaxft.Manager(...) as "
                 "manager:`"
             )
-        engine = self._runner if self._agent is None else self._agent.watching(self._runner)
-        if self._beacon is None:
-            return engine
-        return self._beacon.watching(engine, lambda: len(self.report.members))
+        return self._runner
 
     def _refuse_child(self, called: str) -> None:
         """Raise ConfigurationError in a child that the program has forked, which has no threads."""

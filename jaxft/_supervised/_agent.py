@@ -4,11 +4,10 @@ A Manager creates one if the environment names an event file (JAXFT_CHAOS). The 
 with a digest of the state after it, so the program itself reports nothing.
 """
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,20 @@ import jax
 
 from jaxft._arrays._device_digest import StateDigest
 from jaxft._errors import ConfigurationError
-from jaxft._replica._call import Call
-from jaxft._replica._runner import Runner
-from jaxft._replica._steps import LoopWatch
 from jaxft._report import StepReport
 from jaxft._supervised._phase_file import steps_beside
 from jaxft._supervised._victim import obey
+from jaxft._telemetry._call import WAIT, Call
 
 
 class Agent:
-    """Writes the event file of one process of a group."""
+    """Observes the steps of one process of a group, and writes its event file."""
 
     def __init__(self, events: Path) -> None:
         self._file = steps_beside(events).open("a", encoding="utf-8")
         self._digest = StateDigest()
         self._last: tuple[int, str] | None = None
-        obey(events)
+        self._doom = obey(events)
 
     @classmethod
     def of_environment(cls, *, coordinator: str, group: str) -> "Agent":
@@ -54,11 +51,21 @@ class Agent:
         """Report the port on which this group listens."""
         self._write("entered", port=port)
 
-    def watching(self, runner: Runner) -> "Watched":
-        """Return an engine that reports each step of this group."""
-        return Watched(self, runner)
+    def begins(self, step: int) -> None:
+        pass
 
-    def stepped(self, report: StepReport, state: Sequence[jax.Array], shards: int | None) -> None:
+    def enters(self, phase: str, step: int) -> None:
+        if phase != WAIT:  # for a storm, a group that waits is still in the phase that made it wait
+            self._doom.enter(phase, step)
+
+    def called(self, call: Call) -> None:
+        if call.error is None and not call.joins:
+            self._stepped(call.report, call.state, call.shards)
+
+    def close(self, reason: str) -> None:
+        pass
+
+    def _stepped(self, report: StepReport, state: Sequence[jax.Array], shards: int | None) -> None:
         """Report a committed step and the digest of the state after it.
 
         Raises:
@@ -96,37 +103,3 @@ class Agent:
     def _write(self, event: str, **fields: Any) -> None:
         self._file.write(json.dumps({"t": time.time(), "event": event, **fields}) + "\n")
         self._file.flush()
-
-
-class Watched:
-    """An `Engine` that reports its steps."""
-
-    def __init__(self, agent: Agent, runner: Runner) -> None:
-        self._agent = agent
-        self._runner = runner
-
-    @property
-    def step(self) -> int:
-        return self._runner.step
-
-    @property
-    def handed(self) -> Sequence[jax.Array] | None:
-        return self._runner.handed
-
-    @property
-    def loop(self) -> LoopWatch:
-        return self._runner.loop
-
-    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return self._runner.join(call, state)
-
-    def edit(self, changes: Mapping[int, jax.Array]) -> None:
-        self._runner.edit(changes)
-
-    def compiling(self) -> contextlib.AbstractContextManager[None]:
-        return self._runner.compiling()
-
-    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
-        leaves, metrics = self._runner.run(call, state)
-        self._agent.stepped(self._runner.report, leaves, call.shards)
-        return leaves, metrics

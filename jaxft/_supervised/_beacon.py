@@ -5,7 +5,6 @@ second as long as its threads run; at its end, also that its group was drained. 
 stand, which its supervisor wants to know before it kills it.
 """
 
-import contextlib
 import faulthandler
 import functools
 import logging
@@ -14,21 +13,19 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import jax
-
-from jaxft._replica._call import Call
-from jaxft._replica._engine import Engine
-from jaxft._replica._steps import LoopWatch
-from jaxft._supervised._announcements import APPLY, WAIT, follow
 from jaxft._supervised._phase_file import DRAINED, LATE, STRANDED, Word, WordFile
+from jaxft._telemetry._call import WAIT, Call
 
 VARIABLE = "JAXFT_PHASE_FILE"
 # Between two calls of the step, in the user's own code.
 OUTSIDE = "outside"
+# The main thread has ended, and another one keeps the process alive.
+END = "end"
+# Applying a step that was committed with the vote of this process.
+APPLY = "apply"
 TOUCH_EVERY_S = 1.0
 
 _log = logging.getLogger("jaxft")
@@ -42,7 +39,7 @@ def beacon_of_process() -> "Beacon | None":
 
 
 class Beacon:
-    """Tells the supervisor about this process, until the process ends."""
+    """Observes the steps of this process, and tells the supervisor about it until the process ends."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -56,7 +53,6 @@ class Beacon:
         self._waits_alone: Callable[[], bool] = lambda: False
         # So that the last phase to be entered is the last one that is written. A signal handler may announce, too.
         self._telling = threading.RLock()
-        follow(self._tell)
         _say_stacks_on_sigusr2()
         self._try(WordFile.touch)
         threading.Thread(target=self._touch, name="beacon", daemon=True).start()
@@ -74,21 +70,20 @@ class Beacon:
                 *(told[1], told[0], coordinator, group),
             )
 
-    def watching(self, engine: Engine, members: Callable[[], int]) -> "Watched":
-        """Return an engine that tells when a call of the step begins and ends.
-
-        `members` returns how many groups took part in the last step.
-        """
-        return Watched(self, engine, members)
-
     def begins(self, step: int) -> None:
         """Tell that a call of the step begins."""
         self._tell(WAIT, step)
 
-    def ends(self, step: int, members: int) -> None:
+    def enters(self, phase: str, step: int) -> None:
+        self._tell(phase, step)
+
+    def called(self, call: Call) -> None:
         """Tell that a call of the step has ended."""
-        self._members = members
-        self._tell(OUTSIDE, step)
+        self._members = len(call.report.members)
+        self._tell(OUTSIDE, call.report.step)
+
+    def close(self, reason: str) -> None:
+        """The beacon goes on until the process ends."""
 
     def drained(self, step: int) -> None:
         """Tell that the group was drained: its status 0 does not mean that the job is done."""
@@ -129,6 +124,7 @@ class Beacon:
     def _touch(self) -> None:
         while True:
             self._tell_if_alone()
+            self._tell_if_over()
             self._try(WordFile.touch)
             time.sleep(TOUCH_EVERY_S)
 
@@ -139,6 +135,18 @@ class Beacon:
                 self._tell_now(STRANDED, 0)
             elif told and not alone:
                 self._tell_now(WAIT, 0)
+
+    def _tell_if_over(self) -> None:
+        """Python waits for all threads, so one that never ends would keep the process for good."""
+        with self._telling:
+            if not threading.main_thread().is_alive() and self._phase not in (
+                "",
+                END,
+                DRAINED,
+                LATE,
+                STRANDED,
+            ):
+                self._tell_now(END, 0)
 
     def _try(self, act: Callable[[WordFile], None]) -> None:
         """Write to the file. A disk that is full ends no training: only the supervisor reads it."""
@@ -161,42 +169,3 @@ def _say_stacks_on_sigusr2() -> None:
     if stream is None or stream.closed or signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL:
         return
     faulthandler.register(signal.SIGUSR2, file=stream, all_threads=True)
-
-
-class Watched:
-    """An `Engine` whose calls a beacon tells."""
-
-    def __init__(self, beacon: Beacon, engine: Engine, members: Callable[[], int]) -> None:
-        self._beacon = beacon
-        self._engine = engine
-        self._members = members
-
-    @property
-    def step(self) -> int:
-        return self._engine.step
-
-    @property
-    def handed(self) -> Sequence[jax.Array] | None:
-        return self._engine.handed
-
-    @property
-    def loop(self) -> LoopWatch:
-        return self._engine.loop
-
-    def compiling(self) -> contextlib.AbstractContextManager[None]:
-        return self._engine.compiling()
-
-    def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        self._beacon.begins(self._engine.step)
-        result = self._engine.join(call, state)
-        self._beacon.ends(self._engine.step, self._members())
-        return result
-
-    def edit(self, changes: Mapping[int, jax.Array]) -> None:
-        self._engine.edit(changes)
-
-    def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
-        self._beacon.begins(self._engine.step)
-        result = self._engine.run(call, state)
-        self._beacon.ends(self._engine.step, self._members())
-        return result

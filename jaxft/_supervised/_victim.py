@@ -1,6 +1,6 @@
 """Turns a process into a victim, which dies or hangs as ordered.
 
-It follows the phases that the library announces on its logger, and records the current one in a file. Orders arrive
+It is told the phases of its group, and records the current one in a file. Orders arrive
 through a named pipe. `die PHASE DEPTH` makes the process send itself a real SIGKILL the next time that phase begins:
 at its start, or after the fraction DEPTH of its recent length. `hang PHASE SECONDS` makes the training thread hang
 for that long when the phase begins, while the other threads continue. `pace SECONDS` adds that much time to each
@@ -16,7 +16,6 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from pathlib import Path
 
-from jaxft._supervised._announcements import WAIT, follow
 from jaxft._supervised._phase_file import Word, WordFile, orders_beside, words_beside
 
 # The assumed length of a phase that has not occurred yet: most take a few milliseconds.
@@ -26,7 +25,7 @@ LENGTHS_KEPT = 8
 
 
 class Doom:
-    """Follows the announced phases, and kills the process in the ordered one."""
+    """Is told the phases, and kills the process in the ordered one."""
 
     def __init__(self, words: WordFile) -> None:
         self._words = words
@@ -88,21 +87,11 @@ class Doom:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def obey(events: Path) -> None:
-    """Make this process a victim; its phase file and orders are next to its event file."""
+def obey(events: Path) -> Doom:
+    """Make this process a victim; its phase file and orders are next to its event file. Tell it each phase."""
     doom = Doom(WordFile(words_beside(events)))
     take_orders(doom, os.open(orders_beside(events), os.O_RDONLY))
-    listen(doom)
-
-
-def listen(doom: Doom) -> None:
-    """Pass the phases that the library announces to `doom`."""
-
-    def enter(phase: str, step: int) -> None:
-        if phase != WAIT:  # for a storm, a group that waits is still in the phase that made it wait
-            doom.enter(phase, step)
-
-    follow(enter)
+    return doom
 
 
 def take_orders(doom: Doom, descriptor: int) -> None:

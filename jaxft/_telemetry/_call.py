@@ -10,6 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 from jaxft._report import StepReport
 
 _log = logging.getLogger("jaxft")
+# The phase in which a group waits for what the job decides next.
+WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A victim under the demo's fake coordinator, which announces phases like the library.
+"""A victim under the demo's fake coordinator, which enters phases like the library.
 
 Without --coordinator it is alone, and records every step at once. `--digest-again DIGEST` is its final digest if an
 earlier incarnation was killed.
@@ -6,14 +6,13 @@ earlier incarnation was killed.
 
 import argparse
 import json
-import logging
 import os
 import socket
 import time
 from pathlib import Path
 from typing import IO, Any
 
-from jaxft._supervised._victim import obey
+from jaxft._supervised._victim import Doom, obey
 
 STEP_FIELDS = {
     "attempts": 1,
@@ -22,22 +21,21 @@ STEP_FIELDS = {
     "quorum_id": None,
     "members": [],
 }
-logger = logging.getLogger("jaxft")
 
 
-def announce(fields: dict[str, Any]) -> None:
-    step = fields["step"]
-    if fields["event"] != "step":
+def enter(doom: Doom | None, fields: dict[str, Any]) -> None:
+    if doom is None or fields["event"] != "step":
         return
+    step = fields["step"]
     if not fields["attempts"]:
-        logger.info("[jaxft] heals to step %d from all groups", step - 1)
-        logger.debug("replay step %d", step - 1)
+        doom.enter("heal", step - 1)
+        doom.enter("replay", step - 1)
         return
     for phase in ("compute", "exchange", "vote", "apply"):
-        logger.debug("%s step %d", phase, step - 1)
+        doom.enter(phase, step - 1)
 
 
-def follow(flags: argparse.Namespace, events: IO[str]) -> None:
+def follow(flags: argparse.Namespace, events: IO[str], doom: Doom | None) -> None:
     host, _, port = flags.coordinator.partition(":")
     folder = str(flags.events.parent)
     request = {"job": flags.job, "group": flags.group, "steps": flags.steps, "folder": folder}
@@ -45,7 +43,7 @@ def follow(flags: argparse.Namespace, events: IO[str]) -> None:
         connection.sendall(json.dumps(request).encode() + b"\n")
         for line in connection.makefile():
             fields = json.loads(line)
-            announce(fields)
+            enter(doom, fields)
             if fields["event"] == "finished" and flags.digest_again and ".0." not in flags.events.name:
                 fields["digest"] = flags.digest_again
             write(events, fields)
@@ -65,11 +63,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--events", type=Path, required=True)
     flags, _ = parser.parse_known_args()
-    if events := os.environ.get("JAXFT_CHAOS"):
-        obey(Path(events))
+    doom = obey(Path(events)) if (events := os.environ.get("JAXFT_CHAOS")) else None
     with flags.events.open("a") as events:
         if flags.coordinator is not None:
-            follow(flags, events)
+            follow(flags, events, doom)
             return
         for step in range(1, flags.steps + 1):
             write(events, {"event": "step", "step": step, "loss": 10 / step, **STEP_FIELDS})

@@ -1,11 +1,9 @@
-"""A victim that announces the phases of each step like the library, without any training.
+"""A victim that enters the phases of each step like the library, without any training.
 
-Takes the trainer's flags; sets its own log level, before and after, as programs do; ends after --steps steps.
+Takes the trainer's flags; ends after --steps steps.
 """
 
 import argparse
-import logging
-import sys
 import time
 from pathlib import Path
 
@@ -19,16 +17,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--events", type=Path, required=True)
     flags = parser.parse_args()
-    logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    logger = logging.getLogger("jaxft")
-    logger.setLevel(logging.WARNING)
-    obey(flags.events)
+    doom = obey(flags.events)
     for step in range(flags.steps):
-        logger.setLevel("INFO")
         # Repeatedly: an order to die in a heal may arrive after the first one.
-        logger.info("[jaxft group-0] heals to step %d from group-1", step)
+        doom.enter("heal", step)
         for phase in ("compute", "exchange", "vote", "apply"):
-            logger.debug("%s step %d", phase, step)
+            doom.enter(phase, step)
             time.sleep(PHASE_S)  # a phase takes its time
 
 

@@ -1,35 +1,31 @@
-"""A program with a beacon and an engine that only announces phases: beacon_program.py WHAT [STDERR]."""
+"""A program with a beacon that observes made-up steps: beacon_program.py WHAT [STDERR]."""
 
 import io
+import itertools
 import logging
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxft._report import StepReport
 from jaxft._supervised._beacon import Beacon, beacon_of_process
+from jaxft._telemetry._call import Call
 
 
-class Engine:
-    """Announces what an engine announces, and asks `within` in the middle of a step."""
-
-    step = 0
-
-    def __init__(self, within: Any) -> None:
-        self._within = within
-
-    def compiling(self) -> Any:
-        raise NotImplementedError
-
-    def run(self, call: Any, state: Any) -> Any:
-        logging.getLogger("jaxft").debug("compute step %d shard 0", self.step)
-        self._within()
-        logging.getLogger("jaxft").debug("apply step %d", self.step)
-        self.step += 1
-        sys.stdout.write(f"took step {self.step}\n")
-        sys.stdout.flush()
-        return state, None
+def run(beacon: Beacon, step: int, within: Callable[[], None]) -> None:
+    """Take a step as an engine does, and call `within` in the middle."""
+    beacon.begins(step)
+    beacon.enters("compute", step)
+    within()
+    beacon.enters("apply", step)
+    report = StepReport(step=step + 1, members=("group-0", "group-1"))
+    beacon.called(Call(report, before=step, began_ns=0, ended_ns=0))
+    sys.stdout.write(f"took step {step + 1}\n")
+    sys.stdout.flush()
 
 
 def forever() -> None:
@@ -37,17 +33,12 @@ def forever() -> None:
         time.sleep(0.01)
 
 
-def heal() -> None:
-    """Announce what a group does that is behind the others, and then fails in its own step."""
-    logging.getLogger("jaxft").info("[jaxft group-1] heals to step 7 from group-0")
-    for announced in (
-        "replay step 7",
-        "wait step 8",
-        "compute step 8 shard 0",
-        "exchange step 8",
-        "vote step 8",
-    ):
-        logging.getLogger("jaxft").debug(announced)
+def heal(beacon: Beacon) -> None:
+    """Do what a group does that is behind the others, and then fails in its own step."""
+    beacon.enters("heal", 7)
+    beacon.enters("replay", 7)
+    for phase in ("wait", "compute", "exchange", "vote"):
+        beacon.enters(phase, 8)
     forever()
 
 
@@ -77,8 +68,11 @@ def main(what: str, stderr: str = "") -> None:
         assert beacon._words is not None
         os.close(beacon._words._file)
     if what == "heals":
-        heal()
-    engine = beacon.watching(Engine(forever if what == "hang" else lambda: time.sleep(0.2)), lambda: 2)
+        heal(beacon)
+    if what == "over":
+        beacon.begins(0)
+        threading.Thread(target=forever).start()
+        return
     if what == "in-vain":
         beacon.begins(0)
         beacon.stranded_while(lambda: not Path(os.environ["JAXFT_PHASE_FILE"]).with_name("held").exists())
@@ -88,9 +82,8 @@ def main(what: str, stderr: str = "") -> None:
         beacon.stranded_while(lambda: False)
         beacon.stranded()
         forever()
-    while what != "idle":
-        engine.run(None, [])  # pyright: ignore
-    forever()
+    for step in itertools.count():
+        run(beacon, step, forever if what == "hang" else lambda: time.sleep(0.2))
 
 
 if __name__ == "__main__":

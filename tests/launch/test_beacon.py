@@ -54,7 +54,6 @@ def test_it_tells_phases_and_keeps_its_file_young(tmp_path: Path) -> None:
         assert (word.step, word.first_t_s <= word.t_s) == (0, True)
         before = (tmp_path / "phase").stat().st_mtime
         patience.until(lambda: (tmp_path / "phase").stat().st_mtime > before, "a touch")
-    assert log(tmp_path) == ""  # announcements are below the program's level
 
 
 def test_it_tells_how_many_groups_took_part_in_the_last_step(tmp_path: Path) -> None:
@@ -72,6 +71,12 @@ def test_what_it_healed_to_is_not_what_it_has_committed(tmp_path: Path) -> None:
     with program(tmp_path, "heals"):
         word = until_phase(tmp_path, "vote")
     assert (word.step, word.committed) == (8, 0)
+
+
+def test_it_tells_that_its_main_thread_has_ended(tmp_path: Path) -> None:
+    """Python waits for the other thread forever, with no line and no exit status."""
+    with program(tmp_path, "over"):
+        until_phase(tmp_path, "end")
 
 
 def test_it_tells_that_it_waits_in_vain_for_as_long_as_it_does(tmp_path: Path) -> None:

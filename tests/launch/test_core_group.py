@@ -2,10 +2,8 @@
 
 import pytest
 
-from jaxft._supervised._announcements import announced
 from jaxft_launch.supervise.core.entries import GroupEnded, GroupRestarts, RankEnded, RankOverdue
 from jaxft_launch.supervise.core.group import Phase, Rules
-from jaxft_launch.supervise.core.life import DEADLINES_S
 from jaxft_launch.supervise.core.values import (
     DrainAsked,
     Ended,
@@ -19,21 +17,6 @@ from jaxft_launch.supervise.core.values import (
     Terminate,
 )
 from tests.launch.core import Play, no_deadlines, play
-
-
-def test_each_phase_that_the_library_announces_has_a_deadline() -> None:
-    lines = [
-        "compute step 3",
-        "exchange step 3",
-        "vote step 3",
-        "apply step 3",
-        "replay step 3",
-        "wait step 3",
-    ]
-    phases = {found[0] for line in [*lines, "heals to step 3"] if (found := announced(line))}
-    assert len(phases) == 7
-    assert phases < DEADLINES_S.keys()
-
 
 # ---- deadlines ----
 
@@ -89,6 +72,17 @@ def test_a_rank_beside_one_that_is_done_has_a_deadline() -> None:
     assert overdue_after(one, 50.0) == []
     (late,) = overdue_after(one, 20.0)
     assert (late.rank, late.phase) == (1, "end")
+
+
+@pytest.mark.parametrize(("last", "ending"), [("drained", "drained"), ("late", "done"), ("end", "killed")])
+def test_a_process_that_only_a_thread_keeps_alive_is_ended(last: str, ending: str) -> None:
+    """Its main thread has ended: what it said last counts."""
+    one = play(1, rules=Rules(deadlines={"end": 60.0}))
+    one.commit("group-0", 4)
+    one.sign("group-0", last, 4)
+    assert len(overdue_after(one, 70.0)) == 1
+    one.end("group-0", -9)
+    assert [entry.ending for entry in one.entries(GroupEnded)] == [ending]
 
 
 # ---- the fate that ranks share ----

@@ -157,6 +157,9 @@ class Life:
 
     def result(self) -> tuple[Ending, int]:
         """Return how it ended, and the exit status that says so. Call it once it is over."""
+        last = {DRAINED: Ending.DRAINED, LATE: Ending.DONE}
+        if self.overdue is not None and (said := last.keys() & self.phases):
+            return last[said.pop()], DONE  # only a thread that never ends has kept the process
         if self.overdue is not None or (self.killed and self.failed is None):
             return Ending.KILLED, SIGKILLED
         ending, status = reason_of(status for _, status in self.counted)
@@ -225,5 +228,6 @@ def _clocks(life: Life, rank: Rank) -> list[tuple[str, float]]:
     """The phases that a process is in, and since when."""
     clocks = [(BOOT, life.started_s)]
     if rank.sign is not None:
-        clocks = [(SILENCE, rank.alive_s), (rank.sign.phase, rank.since_s)]
+        phase = END if rank.sign.phase in (DRAINED, LATE) else rank.sign.phase
+        clocks = [(SILENCE, rank.alive_s), (phase, rank.since_s)]
     return clocks if life.first_end_s is None else [*clocks, (END, life.first_end_s)]
