@@ -1,6 +1,6 @@
 """Turns a process into a victim, which dies or hangs as ordered.
 
-It is told the phases of its group, and records the current one in a file. Orders arrive
+It gets the phases of its group, and records the current one in a file. Orders arrive
 through a named pipe. `die PHASE DEPTH` makes the process send itself a real SIGKILL the next time that phase begins:
 at its start, or after the fraction DEPTH of its recent length. `hang PHASE SECONDS` makes the training thread hang
 for that long when the phase begins, while the other threads continue. `pace SECONDS` adds that much time to each
@@ -25,7 +25,7 @@ LENGTHS_KEPT = 8
 
 
 class Doom:
-    """Is told the phases, and kills the process in the ordered one."""
+    """Gets the phases, and kills the process in the ordered one."""
 
     def __init__(self, words: WordFile) -> None:
         self._words = words

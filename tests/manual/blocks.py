@@ -17,7 +17,7 @@ from typing import Any
 import tyro
 import yaml
 from jaxft_coordinator._arguments import Arguments, TokenArguments
-from jaxft_launch.check._doctor_options import DoctorOptions
+from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.check._rules import rule_of
 
 import jaxft

@@ -28,7 +28,7 @@ class LaunchPlan:
         command: the program; {coordinator}, {group}, {rank} and {folder} in its words are filled in.
         rules: when a group is ended and restarted.
         coordinator: the address of a coordinator elsewhere; "" if the launch starts its own.
-        http: HOST:PORT for the page of its own coordinator; "" for none.
+        http: HOST:PORT for the page of the coordinator that it starts; "" for none.
         folder: for logs and events; None for a new one.
         caches: whether each group keeps its compiled programs in the folder.
         warm: whether processes are forked from one that has imported JAX and `preload`.
@@ -205,7 +205,7 @@ def _devices_of(
     if len(here) < processes:
         raise LaunchError(
             f"{processes} processes cannot share the {len(here)} devices of this machine ({', '.join(here)}): each "
-            "needs one of its own. Start fewer, or set JAX_PLATFORMS=cpu to train without them."
+            "needs a separate device. Start fewer, or set JAX_PLATFORMS=cpu to train without them."
         )
     share = len(here) // processes
     left = len(here) - share * processes

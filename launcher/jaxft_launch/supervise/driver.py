@@ -276,7 +276,7 @@ class Driver:
                 self.send(Checked(name, answer.status, answer.text))
 
     def _take_devices(self, answer: Answer) -> None:
-        """An answer that cannot be read changes nothing, and is told once."""
+        """An answer that cannot be read changes nothing, and is reported once."""
         problem = "" if answer.status == 0 else f"ended with status {answer.status}: {answer.text}"
         if problem and "probe" not in self._told_cold:
             self._listener.say(f"--probe {problem}. Groups that are due wait for its next answer.")
