@@ -17,7 +17,6 @@ from typing import Any
 import tyro
 import yaml
 from jaxft_coordinator._arguments import Arguments, TokenArguments
-from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.check._rules import rule_of
 
 import jaxft
@@ -25,6 +24,7 @@ import jaxft.data
 from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
+from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.client._drain import DrainOptions
 from jaxft_launch.client._status import StatusOptions
 from jaxft_launch.processes._checks import LaunchError
