@@ -27,9 +27,10 @@ from jaxft._programs._build import cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
-from jaxft._replica import _attempt
-from jaxft._replica._attempt import Attempts, _Stage, _Work
+from jaxft._replica import _attempt, _compute
+from jaxft._replica._attempt import Attempts
 from jaxft._replica._call import Call, FiniteCheck, Policy
+from jaxft._replica._compute import Stage, Try, Work
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._held_state import HeldState
 from jaxft._replica._joining import Joining
@@ -129,15 +130,19 @@ class Group:
         self.attempts.attempt(self.call, quorum, STEP, self.record)
 
     def compute(self, quorum: NewQuorum) -> bool:
-        return self.attempts._compute(self.call, 0, quorum, Abort(), self.record)
+        return self.start(quorum, Abort())
+
+    def start(self, quorum: NewQuorum, abort: Abort) -> bool:
+        mine = next(member.shards for member in quorum.members if member.group == ME)
+        return self.attempts.computing.compute(Try(self.call, quorum, mine, abort, self.record), 0)
 
     @property
     def counted(self) -> tuple[int, ...]:
-        return self.attempts._work.counted
+        return self.attempts.computing.work.counted
 
     def summed(self, shard: int) -> list[float]:
         """The group's contribution for one shard."""
-        partials = self.attempts._work.stages[0].partials
+        partials = self.attempts.computing.work.stages[0].partials
         assert partials is not None
         (node,) = partials.nodes
         assert (node.start, node.stop) == (shard, shard + 1)
@@ -242,7 +247,7 @@ def test_means_of_an_attempt_that_failed_leave_the_devices(
     held: list[bool] = []
 
     def noted_batch(step: int, shard: int) -> jax.Array:
-        held.append(any(len(stage.given) for stage in group.attempts._work.stages))
+        held.append(any(len(stage.given) for stage in group.attempts.computing.work.stages))
         return batch_for(step, shard)
 
     def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
@@ -254,15 +259,13 @@ def test_means_of_an_attempt_that_failed_leave_the_devices(
     with pretended():
         group = Group(listener, shards=2, batch_for=noted_batch)
         group.attempt(quorum(1, 2, group_1=(0,), group_2=(1,)))
-        assert len(group.attempts._work.stages[0].given) == 1
+        assert len(group.attempts.computing.work.stages[0].given) == 1
         group.attempt(quorum(2, 2, group_1=(0, 1)))
     assert held == [False, False]
 
 
-def _without_links(
-    self: Attempts, call: Call, number: int, quorum: NewQuorum, abort: Abort
-) -> _spans.SpanLinks:
-    return _spans.SpanLinks(quorum.quorum_id, [None], abort, lambda *_: cast(Any, None))
+def _without_links(self: Attempts, now: Try, number: int) -> _spans.SpanLinks:
+    return _spans.SpanLinks(now.quorum.quorum_id, [None], now.abort, lambda *_: cast(Any, None))
 
 
 def test_an_accelerator_without_room_starts_no_shard_ahead(
@@ -292,7 +295,7 @@ def test_an_overlapped_stage_is_copied_before_the_next_one_is_started(
 ) -> None:
     """A copy waits for all programs that were started before it, so there are no sums on the device either."""
     done: list[str] = []
-    compute, compute_next, copies = Programs.compute, Programs.compute_next, _attempt.host_copies
+    compute, compute_next, copies = Programs.compute, Programs.compute_next, _compute.host_copies
 
     def noted(name: str, function: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -303,7 +306,7 @@ def test_an_overlapped_stage_is_copied_before_the_next_one_is_started(
 
     monkeypatch.setattr(Programs, "compute", noted("compute", compute))
     monkeypatch.setattr(Programs, "compute_next", noted("compute", compute_next))
-    monkeypatch.setattr(_attempt, "host_copies", noted("copy", copies))
+    monkeypatch.setattr(_compute, "host_copies", noted("copy", copies))
 
     def two(state: Any, batch: jax.Array) -> tuple[Any, Any]:
         one, other = jaxft.pmean((batch + 0.0 * state["w"], jnp.sin(2.0 * batch + state["w"])))
@@ -333,9 +336,7 @@ def test_an_accelerator_computes_nothing_again_after_an_attempt_that_ended_betwe
     asked: list[int] = []
     with pretended():
         group = Group(listener, shards=3, batch_for=batch_for_and_end)
-        assert not group.attempts._compute(
-            group.call, 0, quorum(1, 3, group_1=(0, 1, 2)), abort, group.record
-        )
+        assert not group.start(quorum(1, 3, group_1=(0, 1, 2)), abort)
         group.attempt(quorum(2, 3, group_1=(0, 1, 2)))
     assert asked == [0, 1, 2]
     group.attempts.apply(group.call, STEP, group.record)
@@ -351,7 +352,7 @@ def test_later_buckets_are_copied_while_the_first_is_exchanged(
 
     def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
         waits_s.append(patience(0.0).timeout_s)
-        stages = group.attempts._work.stages
+        stages = group.attempts.computing.work.stages
         held = [dict(stage.partials._on_device) for stage in stages if stage.partials is not None]
         copied = [all(one.copies is not None for one in each.values()) for each in held]
         given = [type(one).__name__ for stage in stages for one in stage.given]
@@ -392,7 +393,7 @@ def staged(listener: Listener, **options: Any) -> Group:
 
 
 def locals_of(group: Group, stage: int) -> dict[int, int]:
-    return {key: id(local) for key, local in group.attempts._work.stages[stage].locals.items()}
+    return {key: id(local) for key, local in group.attempts.computing.work.stages[stage].locals.items()}
 
 
 def test_another_attempt_computes_nothing_again_in_any_stage(listener: Listener) -> None:
@@ -422,7 +423,7 @@ def test_only_the_newest_stage_keeps_what_the_next_one_reads(listener: Listener)
     programs = cut_programs(thrice, {"w": jnp.zeros(3)}, batch_for(0, 0))
     group.call = group.call._replace(programs=programs)
     group.attempt(quorum(1, 2, group_1=(0, 1)))
-    stages = group.attempts._work.stages
+    stages = group.attempts.computing.work.stages
     assert [{local.spent for local in stage.locals.values()} for stage in stages] == [{True}, {True}, {False}]
     assert not any(local.rest or local.batch for stage in stages[:-1] for local in stage.locals.values())
     group.attempt(quorum(2, 2, group_1=(0, 1)))
@@ -496,10 +497,10 @@ def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
 
 
 def test_a_changed_mean_is_noticed_bit_by_bit() -> None:
-    work = _Work(5)
+    work = Work(5)
     nan, other = np.array([np.nan], np.float32), np.array([0.0], np.float32)
     for means, kept in (([nan, other], True), ([nan.copy(), other], True), ([nan, -other], False)):
-        work.stages = [*work.stages[:1], _Stage()] if work.stages else [_Stage(), _Stage()]
+        work.stages = [*work.stages[:1], Stage()] if work.stages else [Stage(), Stage()]
         work.took(0, means, 1)
         assert (len(work.stages) == 2) == kept
 
