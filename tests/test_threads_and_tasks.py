@@ -92,12 +92,12 @@ KNOWN = {
         "make_app.metrics",
     ): "its result is awaited at once",
     (
-        "coordinator/jaxft_coordinator/http/_handshakes.py",
-        "Handshakes.accept",
+        "coordinator/jaxft_coordinator/http/_door.py",
+        "Door.accept",
     ): "a task group raises what its tasks raise",
     (
-        "coordinator/jaxft_coordinator/http/_handshakes.py",
-        "Handshakes._accept",
+        "coordinator/jaxft_coordinator/http/_door.py",
+        "Door._accept",
     ): "tests/operate/test_handshakes.py",
     (
         "coordinator/jaxft_coordinator/http/serve.py",

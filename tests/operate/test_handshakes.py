@@ -7,8 +7,8 @@ import ssl
 from collections.abc import AsyncIterator
 
 import pytest
-from jaxft_coordinator.http import _guests, _handshakes, serve
-from jaxft_coordinator.http.serve import MAX_CONNECTIONS
+from jaxft_coordinator.http import _door
+from jaxft_coordinator.http._door import MAX_CONNECTIONS
 
 from tests import patience
 from tests.coordinator.test_server import run
@@ -26,11 +26,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(autouse=True)
 def trusted(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))  # what urllib trusts
-
-
-class Broken(_guests.Guest):
-    def __init__(self, *given: object) -> None:
-        raise RuntimeError
 
 
 class Client:
@@ -94,7 +89,7 @@ def test_handshakes_that_are_left_in_the_middle_do_not_keep_others_out(
             crowd(http.port, 2 * MAX_CONNECTIONS, Client(files).hello()[:part]) as silent,
         ):
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
-            ended = [reader.read() for reader, _ in silent[: -_guests.MAX_SILENT]]
+            ended = [reader.read() for reader, _ in silent[:-MAX_CONNECTIONS]]
             await patience.wait_for(asyncio.gather(*ended, return_exceptions=True))
 
     run(scenario)
@@ -106,7 +101,7 @@ def test_clients_that_do_not_answer_the_end_of_tls_do_not_pile_up(files: Certifi
             serving(cert=files.cert, key=files.key) as (_, http, _, web),
             contextlib.AsyncExitStack() as stack,
         ):
-            for _ in range(2 * _guests.MAX_SILENT):
+            for _ in range(2 * MAX_CONNECTIONS):
                 reader, writer = await stack.enter_async_context(silent_at(http.port))
                 client = Client(files)
                 writer.write(client.hello())
@@ -114,7 +109,7 @@ def test_clients_that_do_not_answer_the_end_of_tls_do_not_pile_up(files: Certifi
                 await client.answer(reader)
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
             here = http._uvicorn.server_state.connections  # pyright: ignore[reportPrivateUsage]
-            assert len(here) <= _guests.MAX_SILENT + 1
+            assert len(here) <= MAX_CONNECTIONS
 
     run(scenario)
 
@@ -123,7 +118,7 @@ def test_a_handshake_that_takes_too_long_is_ended(
     files: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurried(monkeypatch)
-    monkeypatch.setattr(_handshakes, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(_door, "TIMEOUT_S", 0.1)
 
     async def scenario() -> None:
         async with (
@@ -178,7 +173,7 @@ def test_an_error_in_a_handshake_ends_its_connection_alone(
     async def scenario() -> None:
         async with serving(cert=files.cert, key=files.key) as (_, http, _, web):
             with monkeypatch.context() as patch:
-                patch.setattr(serve, "Guest", Broken)
+                patch.setattr(http._uvicorn.config, "http_protocol_class", lambda **given: 1 // 0)
                 async with silent_at(http.port) as (reader, _):
                     assert await patience.wait_for(reader.read()) == b""
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")

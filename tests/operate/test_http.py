@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from jaxft_coordinator._arguments import Arguments, problem_of
 from jaxft_coordinator._serve import say_why
-from jaxft_coordinator.http import _guests, _stream, serve
-from jaxft_coordinator.http.serve import MAX_CONNECTIONS, HttpPort
+from jaxft_coordinator.http import _door, _stream, serve
+from jaxft_coordinator.http._door import MAX_CONNECTIONS
+from jaxft_coordinator.http.serve import HttpPort
 from jaxft_coordinator.observe._happened import Happened
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell._server import Server
@@ -93,7 +94,7 @@ async def read_until(reader: asyncio.StreamReader, text: bytes) -> None:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at connections all the time."""
     monkeypatch.setattr(serve, "STATE_EVERY_S", 0.01)
-    monkeypatch.setattr(_guests, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(_door, "TIMEOUT_S", 1.0)
 
 
 def test_a_standby_is_ready_once_it_knows_the_leader() -> None:
@@ -227,7 +228,7 @@ def test_connections_that_ask_nothing_do_not_keep_others_out() -> None:
                     await stack.enter_async_context(silent_at(http.port)) for _ in range(2 * MAX_CONNECTIONS)
                 ]
                 assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
-                ended = [reader.read() for reader, _ in silent[: -_guests.MAX_SILENT]]
+                ended = [reader.read() for reader, _ in silent[:-MAX_CONNECTIONS]]
                 await patience.wait_for(asyncio.gather(*ended, return_exceptions=True))
 
     run(scenario)

@@ -4,17 +4,17 @@ import asyncio
 import contextlib
 import logging
 import socket
-import time
+import ssl
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from jaxft_protocol.host.admission import RateLimitFilter
 
 from jaxft_coordinator.http._actions import Actions
 from jaxft_coordinator.http._app import make_app
-from jaxft_coordinator.http._guests import Guest
-from jaxft_coordinator.http._handshakes import Handshakes
+from jaxft_coordinator.http._door import Door
 from jaxft_coordinator.http._stream import STATE_EVERY_S, Streams
 from jaxft_coordinator.http._views import Snapshots
 from jaxft_coordinator.observe.observer import Observer
@@ -24,8 +24,6 @@ _log = logging.getLogger("jaxft_coordinator.http")
 # Uvicorn's lines are about requests of clients, which must not be able to fill the disk.
 logging.getLogger("uvicorn.error").addFilter(RateLimitFilter())
 
-# Viewers, scrapers and probes; further connections get status 503.
-MAX_CONNECTIONS = 128
 _STOP_TIMEOUT_S = 1
 
 
@@ -64,23 +62,27 @@ class HttpPort:
         self._observer = observer
         self._streams = Streams(observer, Snapshots(observer, server.jobs))
         app = make_app(server, observer, Actions(server, observer, secret), self._streams)
+        context = None
+        if cert and key:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(cert, key)
+        self._door = Door(app, context)
         config = uvicorn.Config(
-            app,
+            self._door,
             log_config=None,
             log_level="warning",
             access_log=False,
-            http=Guest,
+            http="h11",
             ws="none",
             lifespan="off",
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
             # A proxy may not say for whom it asks: the audit log has the address that was seen.
             proxy_headers=False,
         )
-        self._handshakes = Handshakes(cert, key) if cert and key else None
         self._scheme = "https" if cert else "http"
+        config.load()
         self._uvicorn = _Uvicorn(config)
         self.running: asyncio.Task[None] | None = None
 
@@ -112,23 +114,25 @@ class HttpPort:
             Exception: a part failed. The coordinator does not go on without what people see of it.
         """
         async with asyncio.TaskGroup() as tasks:
-            beside = [tasks.create_task(self._tick_forever())]
-            if self._handshakes is not None:
-                beside.append(tasks.create_task(self._handshakes.accept(listening, self._guest)))
-            await self._uvicorn.serve(sockets=[] if self._handshakes else list(listening))
+            beside = (
+                tasks.create_task(self._tick_forever()),
+                tasks.create_task(
+                    self._door.accept(listening, self._protocol, self._uvicorn.server_state.connections)
+                ),
+            )
+            await self._uvicorn.serve(sockets=[])
             for task in beside:
                 task.cancel()
 
-    def _guest(self) -> Guest:
-        return Guest(self._uvicorn.config, self._uvicorn.server_state, {})
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self._uvicorn.config.http_protocol_class
+        return make(config=self._uvicorn.config, server_state=self._uvicorn.server_state, app_state={})
 
     async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(STATE_EVERY_S)
             self._observer.tick()
-            for guest in list(self._uvicorn.server_state.connections):
-                if isinstance(guest, Guest):
-                    guest.end_if_stuck(time.monotonic())
+            self._door.end_idle()
 
 
 def _listening(bind: str) -> list[socket.socket]:
