@@ -20,7 +20,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._pieces import Pieces
 from jaxft._exchange import _compiled
 from jaxft._exchange._grid_links import AnyLinks, open_links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES

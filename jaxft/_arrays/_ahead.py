@@ -1,7 +1,23 @@
-"""Programs that are compiled before they are called, and take more than compiled programs of JAX do."""
+"""Programs of ours: as if the program had set no mesh, and compiled before they are called.
+
+Under a mesh that the program has set with `jax.set_mesh`, JAX makes new arrays on all its devices, and a process of
+several cannot bring these back to one device. It also compiles for no devices in another order than the mesh's.
+"""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+_NO_MESH = Mesh(np.empty((), object), ())
+
+
+def no_mesh() -> AbstractContextManager[object]:
+    """A context in which no mesh is set."""
+    return jax.set_mesh(_NO_MESH)
 
 
 def compiled_ahead(jitted: Any, *like: Any) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxft._arrays._ahead import no_mesh
 from jaxft._arrays._lanes import Lanes, Part, holders
-from jaxft._arrays._no_mesh import no_mesh
 
 # For each block of a leaf, the lanes that hold it.
 _Sets = tuple[tuple[int, ...], ...]

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._layout import LeafSpec
@@ -158,3 +158,13 @@ def _spec_of(part: Part, spec: LeafSpec) -> LeafSpec:
         return spec
     where = ",".join(f"{start}:{stop}" for start, stop in part.block)
     return replace(spec, path=f"{spec.path}[{where}]", shape=part.shape)
+
+
+def device_order(sharding: Sharding) -> tuple[int, ...]:
+    """The numbers of a sharding's devices, in the order of the mesh where there is one.
+
+    A program takes all its inputs on the same devices in one order.
+    """
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return tuple(device.id for device in sharding.mesh.devices.flat)
+    return tuple(sorted(device.id for device in sharding.device_set))

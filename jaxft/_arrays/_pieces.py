@@ -8,7 +8,7 @@ over by an all-gather within the group when leaves are joined again. It moves by
 A group of one process has whole leaves. It cuts parts out of them only for peers that have several processes.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -130,11 +130,21 @@ class Pieces:
         """The leaves of these parts, on host memory or devices as programs take them. All processes must call it."""
         return parts if self.whole else self._joined(self._completed(parts))
 
-    def place(self, parts: Sequence[np.ndarray], like: Sequence[Any]) -> Sequence[jax.Array]:
-        """The leaves of these parts, placed like those of `like`. All processes must call it."""
+    def place(
+        self, parts: Sequence[np.ndarray], like: Sequence[Any], consumed: Collection[int] = ()
+    ) -> Sequence[jax.Array]:
+        """The leaves of these parts, placed like those of `like`. All processes must call it.
+
+        The leaves of `like` whose numbers are in `consumed` give up their memory (see `place`).
+        """
         if self.whole:
-            return place(parts, like)
-        return self._joined(place(self._completed(parts), self._pieces(like)))
+            return place(parts, like, consumed)
+        made: list[jax.Array] = []
+        completed = self._grouped(self._completed(parts))
+        for number, (spread, own, leaf) in enumerate(zip(self._leaves, completed, like, strict=True)):
+            pieces = spread.split(leaf)
+            made.append(spread.join(place(own, pieces, range(len(pieces)) if number in consumed else ())))
+        return made
 
     def specs(self, specs: Sequence[LeafSpec], span: Span | None = None) -> tuple[LeafSpec, ...]:
         """The types of what `split` returns, or of the parts of some lanes, for leaves of these types."""

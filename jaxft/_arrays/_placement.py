@@ -1,47 +1,47 @@
 """Places a fetched state on devices like the joiner's own state."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxft._arrays._ahead import no_mesh
 from jaxft._arrays._leaf_types import is_key
-from jaxft._arrays._no_mesh import no_mesh
 
 
-def place(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
-    """Place host arrays like the leaves of `like`. On the CPU backend this does not copy.
+def place(
+    arrays: Sequence[np.ndarray], like: Sequence[Any], consumed: Collection[int] = ()
+) -> list[jax.Array]:
+    """Place host arrays like the leaves of `like`, one after another. On the CPU backend this does not copy.
 
     An array whose leaf in `like` is not committed is not committed either: programs that span a mesh accept it, but
     would refuse one that is committed to a single device. A weak type, which is part of a program's signature, stays.
+
+    Args:
+        arrays: what to place.
+        like: where.
+        consumed: the numbers of the leaves of `like` that nothing needs: each gives up its memory before the array in
+            its place takes some, so that no device holds two states.
     """
     with no_mesh():
-        return _placed(arrays, like)
+        return [
+            _placed(array, leaf, consumed=number in consumed)
+            for number, (array, leaf) in enumerate(zip(arrays, like, strict=True))
+        ]
 
 
-def _placed(arrays: Sequence[np.ndarray], like: Sequence[Any]) -> list[jax.Array]:
-    keys = [isinstance(leaf, jax.Array) and is_key(leaf) for leaf in like]
-    raw = [
-        jnp.array(array) if key else array  # small, and wrapped below
-        for array, key in zip(arrays, keys, strict=True)
-    ]
-    shardings = [leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None for leaf in like]
-    placed = jax.device_put(raw, [None if key else one for key, one in zip(keys, shardings, strict=True)])
-    return [
-        _key(data, leaf, sharding) if key else _weak_like(data, leaf)
-        for data, leaf, key, sharding in zip(placed, like, keys, shardings, strict=True)
-    ]
-
-
-def _weak_like(data: jax.Array, like: Any) -> jax.Array:
-    if not (isinstance(like, jax.Array) and like.weak_type):
-        return data
-    # An indexed update is the public way to keep a weak type.
-    return jax.device_put(like.at[...].set(data), like.sharding if like.committed else None)
-
-
-def _key(data: jax.Array, like: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
-    key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(like))
-    return key if sharding is None else jax.device_put(key, sharding)
+def _placed(array: np.ndarray, like: Any, *, consumed: bool) -> jax.Array:
+    if not isinstance(like, jax.Array):
+        return jax.device_put(array)
+    sharding = like.sharding if like.committed else None
+    key = jax.random.key_impl(like) if is_key(like) else None
+    if key is None and like.weak_type:
+        # An indexed update is the public way to keep a weak type.
+        return jax.device_put(like.at[...].set(jax.device_put(array, sharding)), sharding)
+    if consumed:
+        like.delete()
+    if key is None:
+        return jax.device_put(array, sharding)
+    return jax.device_put(jax.random.wrap_key_data(jnp.array(array), impl=key), sharding)

@@ -6,7 +6,7 @@ frame with the new quorum's number, and goes on when the other's has come.
 
 The frame also says how many exchanges have ended over the connection. If one has ended here and not there, its bytes
 may still be in the connection, and both ends see that the numbers differ. After a failed exchange the connection is
-closed. In each of these cases the two connect again (`_mesh.py`).
+closed. In each of these cases the two connect again (`_links.py`).
 
 Before it there may be frames by which the peer has said that bytes of a round move (`_grid.py`): in the last exchange
 it had nothing else to send over this connection, so they were not read.

@@ -12,8 +12,7 @@ from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._grid import Grid, Rounds, is_large
 from jaxft._exchange._lane import Lane, Task
-from jaxft._exchange._links import Links, open_all
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Links, Peer, open_all
 from jaxft._exchange._node_values import Sliced
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LOOK_S, Patience

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxft._arrays._layout import ALIGN_ELEMENTS, Extent, Layout
 from jaxft._arrays._memory import aligned_empty
-from jaxft._exchange._sums import add_into
+from jaxft._exchange._reduce import add_by_lane
 
 
 class NodeValues(Protocol):
@@ -135,11 +135,11 @@ def _merged(layout: Layout, number: int, left: NodeValues, right: NodeValues) ->
     else:
         out = aligned_empty(region.size * region.sum_item_bytes).view(region.sum_dtype)
     if isinstance(left, Packed) and isinstance(right, Packed):
-        add_into(out, [0], [out], [right.regions[number]], region)
+        add_by_lane(out, [0], [out], [right.regions[number]], region)
         return out
     extents = [extent for extent in layout.extents if extent.region == number]
     lefts, rights = (_leaves(node, number, extents) for node in (left, right))
-    add_into(out, [extent.offset for extent in extents], lefts, rights, region)
+    add_by_lane(out, [extent.offset for extent in extents], lefts, rights, region)
     if not isinstance(left, Packed):  # of a sum, the padding is zero already
         for gap in layout.gaps():
             if gap.region == number:

@@ -30,8 +30,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ConfigurationError
 from jaxft._exchange._node_values import Loose, NodeValues, merged
-from jaxft._exchange._reduce import BLOCK_ELEMENTS, usual_floats
-from jaxft._exchange._sums import combine_into
+from jaxft._exchange._reduce import BLOCK_ELEMENTS, combine_by_lane, usual_floats
 from jaxft._exchange._tree import Node, parent, root
 
 # What a leaf of a contribution may be. A HostCopy may be on its way.
@@ -194,7 +193,7 @@ class Partials:
                 for start in range(0, region.size, BLOCK_ELEMENTS):
                     stop = min(start + BLOCK_ELEMENTS, region.size)
                     total = self.part(whole, number, start, stop)
-                    combine_into(out[start:stop], {whole: total}, self.shards, region)
+                    combine_by_lane(out[start:stop], {whole: total}, self.shards, region)
 
 
 def _check_all(layout: Layout, leaves: Sequence[Leaf]) -> None:

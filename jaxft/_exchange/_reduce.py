@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxft._arrays._layout import Region
 from jaxft._errors import ConfigurationError
+from jaxft._exchange import _compiled
 from jaxft._exchange._tree import Node, root
 
 # Work in blocks that fit into the cache, so that the division and the check for NaN read the sum from there. 64 MB of
@@ -157,3 +158,27 @@ def _sum(node: Node, parts: Mapping[Node, np.ndarray], slots: list[np.ndarray], 
         slots.append(np.empty_like(slots[0], shape=(slots[0].size,)))
     out = slots[depth][: left.size]
     return np.add(left, right, out=out, dtype=out.dtype)
+
+
+def combine_by_lane(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region) -> None:
+    """As `combine_into`, by the compiled lane where there is one."""
+    library = _compiled.library()
+    if library is None:
+        combine_into(out, sources, shards, region)
+    else:
+        library.combine_into(out, sources, shards, region)
+
+
+def add_by_lane(
+    out: np.ndarray,
+    offsets: Sequence[int],
+    lefts: Sequence[np.ndarray],
+    rights: Sequence[np.ndarray],
+    region: Region,
+) -> None:
+    """As `add_into`, for a region, by the compiled lane where there is one."""
+    library = _compiled.library()
+    if library is None:
+        add_into(out, offsets, lefts, rights)
+    else:
+        library.add_into(out, offsets, lefts, rights, region)

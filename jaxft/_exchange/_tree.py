@@ -18,6 +18,7 @@ right.
 """
 
 import bisect
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +56,12 @@ def root(total: int) -> Node:
 
 def cover(shards: Iterable[int], total: int) -> tuple[Node, ...]:
     """The maximal nodes of the tree over `total` shards that lie entirely inside `shards`, in order."""
+    return _known_cover(tuple(shards), total)
+
+
+# A deal of shards stays for many steps, and a large job has thousands of members.
+@functools.lru_cache(maxsize=8192)
+def _known_cover(shards: tuple[int, ...], total: int) -> tuple[Node, ...]:
     held = sorted(set(shards))
     assert all(0 <= shard < total for shard in held)
     return tuple(_cover(root(total), held))

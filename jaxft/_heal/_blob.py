@@ -1,8 +1,12 @@
-"""The layout of a list of leaves as one run of bytes, and its division into chunks.
+"""The layout of a list of leaves as one run of bytes, its division into chunks, and who keeps which of them.
 
 Each leaf starts at a multiple of 64 bytes, so that a joiner can receive the run into one aligned arena and make
-`jax.Array`s of it without a copy. A chunk lies in one band (`_bands.py`): it ends where a leaf of another one starts.
-Both ends derive the layout from shapes and dtypes, so it is never sent.
+`jax.Array`s of it without a copy. Both ends derive the layout from shapes and dtypes, so it is never sent.
+
+The leaves of a state, in their order, form `BANDS` bands of about the same size, of which each donor of a heal keeps
+some: its stripe. A leaf lies in one band as a whole, because a donor captures whole leaves, and so does a chunk. Both
+ends derive the bands from the leaves of the whole state, whatever part of each leaf a process holds. So they agree
+without a message, for any number of donors and of processes.
 """
 
 import bisect
@@ -12,13 +16,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from jaxft_protocol.messages import Stripe
+from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._leaf_types import LeafType
-from jaxft._heal._bands import EVERYWHERE
+from jaxft._arrays._pieces import Pieces
 
 ALIGN_BYTES = 64
 # Loopback and networks reach full speed from 1 MB on. A damaged chunk is fetched again as a whole.
 CHUNK_BYTES = 1 << 20
+# As many bands in each stripe of 1, 2, 3 or 4.
+BANDS = 12
+# A state of at most this size is not divided: what a donor would save is not worth a heal that begins again because
+# one donor has died.
+UNDIVIDED_BYTES = 1 << 20
+# The band of a leaf that each donor keeps.
+EVERYWHERE = -1
 
 _ZEROS = bytes(ALIGN_BYTES)
 
@@ -153,3 +166,28 @@ def blob_of(arrays: Sequence[np.ndarray]) -> Blob:
 def bytes_of(array: np.ndarray) -> memoryview:
     """The memory of a C-contiguous array."""
     return array.reshape(-1).view(np.uint8).data  # bfloat16 has no buffer format
+
+
+def bands_of(leaves: Sequence[LeafType]) -> list[int]:
+    """The band of each leaf, in ascending order: the one in which its middle lies. `leaves`: the whole state."""
+    total_bytes = sum(leaf.size_bytes for leaf in leaves)
+    if total_bytes <= UNDIVIDED_BYTES:
+        return [EVERYWHERE] * len(leaves)
+    found: list[int] = []
+    start = 0
+    for leaf in leaves:
+        middle_twice = 2 * start + leaf.size_bytes
+        found.append(min(BANDS - 1, middle_twice * BANDS // (2 * total_bytes)))
+        start += leaf.size_bytes
+    return found
+
+
+def bands_in(pieces: Pieces, span: Span | None = None) -> list[int]:
+    """The band of each array that `pieces.types(span)` describes."""
+    bands = bands_of(pieces.lanes.leaf_types)
+    return [bands[number] for number in pieces.leaf_numbers(span)]
+
+
+def keeps(stripe: Stripe, band: int) -> bool:
+    """Whether a donor keeps this band; of all stripes of a heal exactly one does, unless it is EVERYWHERE."""
+    return band == EVERYWHERE or band * stripe.count // BANDS == stripe.number

@@ -23,8 +23,7 @@ from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType
 from jaxft._arrays._memory import aligned_empty
 from jaxft._errors import HealFailed
-from jaxft._heal._bands import bands_of
-from jaxft._heal._blob import ALIGN_BYTES, BlobLayout
+from jaxft._heal._blob import ALIGN_BYTES, BlobLayout, bands_of
 from jaxft._heal._frames import (
     MAX_TEXT_BYTES,
     BadFrame,

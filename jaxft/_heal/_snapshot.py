@@ -2,7 +2,7 @@
 
 A snapshot starts as references to the arrays, which costs nothing. A leaf is *captured*, that is, protected from the
 donation of its array, when the first joiner asks for it. Before that donation the leaves of this donor's stripe
-(`_bands.py`) are captured, and those of the others that no joiner has asked for are let go:
+(`_blob.py`) are captured, and those of the others that no joiner has asked for are let go:
 
 * On the CPU backend a host view of an array is not a copy, and JAX copies an array that has a live view instead of
   donating it. So the view is a copy-on-write snapshot. jaxlib does this but does not promise it, so every reader
@@ -36,8 +36,7 @@ from jaxft._arrays._host_copies import (
 )
 from jaxft._arrays._leaf_types import LeafType, is_key, type_of
 from jaxft._arrays._pieces import Pieces
-from jaxft._heal._bands import bands_in, bands_of, keeps
-from jaxft._heal._blob import Blob, BlobLayout, NotKept, Spoiled, bytes_of
+from jaxft._heal._blob import Blob, BlobLayout, NotKept, Spoiled, bands_in, bands_of, bytes_of, keeps
 
 # Copies of states that take more than this part of XLA's pinned memory go to other memory: gradients need the rest.
 PINNED_PART = 0.5

@@ -8,7 +8,7 @@ from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._pieces import Pieces
-from jaxft._heal._bands import bands_in
+from jaxft._heal._blob import bands_in
 from jaxft._heal._fetch import Fetcher
 from jaxft._transport._listener import Abort
 

@@ -28,8 +28,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from jaxft_protocol.messages import WHOLE, Stripe
 
-from jaxft._heal._bands import keeps
-from jaxft._heal._blob import BlobLayout
+from jaxft._heal._blob import BlobLayout, keeps
 from jaxft._heal._frames import MAX_TEXT_BYTES, REPLY_BYTES, BadFrame, Damaged, Reply, Request, Status
 from jaxft._transport._listener import Abort, Connection, recv_exactly, send_all
 from jaxft._transport._seals import is_tag

@@ -18,10 +18,10 @@ import numpy as np
 import xxhash
 from jax.sharding import Sharding
 
+from jaxft._arrays._ahead import no_mesh
 from jaxft._arrays._device_digest import StateDigest
-from jaxft._arrays._device_order import device_order
+from jaxft._arrays._lanes import device_order
 from jaxft._arrays._leaf_types import is_key
-from jaxft._arrays._no_mesh import no_mesh
 from jaxft._errors import ConfigurationError
 
 LARGE_BYTES = 1 << 20

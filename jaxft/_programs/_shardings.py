@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jaxft._arrays._device_order import device_order
+from jaxft._arrays._lanes import device_order
 from jaxft._programs._partition import Contribution
 from jaxft._programs._primitive import Path
 from jaxft._programs._scans import divides_rows

@@ -79,7 +79,7 @@ class CatchUp:
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
             self._rehearsal.touch_results(call)
-            self._held.replace(heal.step, pieces.place(fetched, self._held.leaves))
+            self._held.heal(heal.step, fetched, pieces, call.programs.cut.donated)
             self._session.post(Healed(heal.heal_id, heal.step))
         record.caught_up_with(call.programs.blank_metrics())
         record.heal = self._report(fetcher, heal.step, 0, donors)

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ from jaxft_protocol.replica.state import Digested
 from jaxft._arrays._device_digest import PendingDigest, StateDigest, period_steps
 from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
+from jaxft._arrays._pieces import Pieces
 from jaxft._base._calls import ctrl_c_later
 from jaxft._base._host_memory import available_bytes
 from jaxft._errors import ConfigurationError
@@ -106,6 +107,14 @@ class HeldState:
         self.edits, self._edit_digest = {}, None
         self._digest = None
         self.publish()
+
+    def heal(
+        self, step: int, fetched: Sequence[np.ndarray], pieces: Pieces, consumed: Collection[int]
+    ) -> None:
+        """Hold a fetched state in place of this one, whose leaves of these numbers give up their memory."""
+        self._store.before_donation()
+        with ctrl_c_later():
+            self.replace(step, pieces.place(fetched, self.leaves, consumed))
 
     def advance(
         self,

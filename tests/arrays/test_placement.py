@@ -279,3 +279,30 @@ def test_a_weak_type_stays_weak() -> None:
     (leaf,) = place([np.asarray(7, weak.dtype)], [weak])
     assert leaf.weak_type
     assert (int(leaf), leaf.committed) == (7, False)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_no_device_holds_two_states_while_one_takes_the_place_of_another(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what the step consumes; its leaf 2 is one that the program may hold elsewhere, too."""
+    sharding = NamedSharding(
+        jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices]), PartitionSpec("x")
+    )
+    old = [jax.device_put(jnp.full((8, 1000), number, jnp.float32), sharding) for number in range(6)]
+    new = [np.full((8, 1000), 10.0 + number, np.float32) for number in range(6)]
+    most_bytes, put = 0, jax.device_put
+
+    def watched(array: Any, where: Any) -> jax.Array:
+        nonlocal most_bytes
+        made = put(array, where)
+        live = {id(each): each.nbytes for each in (*jax.live_arrays(), made) if each.shape == (8, 1000)}
+        most_bytes = max(most_bytes, sum(live.values()))
+        return made
+
+    monkeypatch.setattr(jax, "device_put", watched)
+    placed = place(new, old, consumed={0, 1, 3, 4, 5})
+    assert most_bytes == (len(old) + 1) * old[2].nbytes, "one state, and the leaf that is kept"
+    assert [leaf.is_deleted() for leaf in old] == [True, True, False, True, True, True]
+    assert [float(np.asarray(leaf)[0, 0]) for leaf in placed] == [10, 11, 12, 13, 14, 15]
+    assert all(leaf.sharding == sharding for leaf in placed)

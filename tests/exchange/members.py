@@ -15,8 +15,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._lane import Task
-from jaxft._exchange._links import Links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._tree import Node

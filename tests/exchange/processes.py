@@ -16,7 +16,7 @@ from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _compiled, _grid, _patience, _plan
 from jaxft._exchange._grid_links import AnyLinks, open_links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._spans import Contribution, SpanLinks

@@ -27,8 +27,7 @@ from jaxft._exchange._compiled_lane import CompiledLane
 from jaxft._exchange._grid import Grid, Rounds, peers_of_each
 from jaxft._exchange._grid_links import AnyLinks, GridLinks, exchange_over, open_links
 from jaxft._exchange._lane import PeerLost, Task, Turn
-from jaxft._exchange._links import Links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import WINDOW, value_dtype

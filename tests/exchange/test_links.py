@@ -18,8 +18,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._errors import ExchangeFailed, JaxftError
 from jaxft._exchange import _grid_links, _patience
 from jaxft._exchange._continuing import Continuing, NotContinued
-from jaxft._exchange._links import Links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
 from jaxft._transport._seals import Connection, Macs

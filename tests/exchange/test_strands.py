@@ -19,8 +19,7 @@ from jaxft._arrays._pieces import Pieces
 from jaxft._base import _room
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _grid_links, _patience, _plan, _spans
-from jaxft._exchange._links import Links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import LongWaits, Patience, Wait
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way

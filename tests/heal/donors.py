@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
 from jaxft._arrays._placement import place
-from jaxft._heal._bands import bands_of
-from jaxft._heal._blob import Blob, BlobLayout, HostArray
+from jaxft._heal._blob import Blob, BlobLayout, HostArray, bands_of
 from jaxft._heal._fetch import DonorAt, Fetcher
 from jaxft._heal._frames import REQUEST_BYTES, Kind, Reply, Request, Status
 from jaxft._heal._server import HealServer

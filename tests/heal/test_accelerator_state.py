@@ -14,7 +14,7 @@ from jaxft_protocol.messages import WHOLE, Stripe
 
 from jaxft._arrays import _host_copies
 from jaxft._arrays._host_copies import HostCopy, host_copies
-from jaxft._heal import _bands, _snapshot, _store
+from jaxft._heal import _blob, _snapshot, _store
 from jaxft._heal._snapshot import Snapshot
 from jaxft._heal._store import Gone, StateStore
 from tests import patience
@@ -230,7 +230,7 @@ STRIPES = (Stripe(0, 2), Stripe(1, 2))
 @pytest.fixture
 def small_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small states are divided too."""
-    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", 0)
 
 
 @pytest.mark.usefixtures("small_stripes")

@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from jaxft_protocol.messages import WHOLE, Stripe
 
 from jaxft._arrays._leaf_types import LeafType
-from jaxft._heal import _bands
-from jaxft._heal._bands import BANDS, EVERYWHERE, UNDIVIDED_BYTES, bands_of, keeps
-from jaxft._heal._blob import Blob, BlobLayout, HostArray
+from jaxft._heal import _blob
+from jaxft._heal._blob import BANDS, EVERYWHERE, UNDIVIDED_BYTES, Blob, BlobLayout, HostArray, bands_of, keeps
 
 from .donors import MB, content, values
 
@@ -22,7 +21,7 @@ def of_sizes(*sizes: int) -> list[LeafType]:
 
 @pytest.fixture(autouse=True)
 def _small_states_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", 0)
 
 
 def kept_bytes(sizes: list[int], stripe: Stripe) -> int:
@@ -64,7 +63,7 @@ def test_leaves_without_bytes_lie_anywhere() -> None:
 
 
 def test_a_small_state_is_kept_by_each_donor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", UNDIVIDED_BYTES)
+    monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", UNDIVIDED_BYTES)
     half = UNDIVIDED_BYTES // 2
     assert bands_of(of_sizes(half, half)) == [EVERYWHERE] * 2
     assert bands_of(of_sizes(half, half + 1)) == [2, 8]

@@ -14,7 +14,7 @@ from jaxft_protocol.messages import Stripe
 
 import jaxft
 from jaxft._arrays._digest import digest
-from jaxft._heal import _bands
+from jaxft._heal import _blob
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import cut_programs
@@ -144,7 +144,7 @@ def test_a_joiner_ends_with_the_bits_of_the_donors(
     programs_for: Callable[[int], Programs],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", 0)
     programs = programs_for(devices)
     with trainings(donors, programs, devices) as running:
         for number, (donor, training) in enumerate(running):

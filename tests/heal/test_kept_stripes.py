@@ -10,9 +10,8 @@ import pytest
 from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
-from jaxft._heal import _bands, _snapshot, _store
-from jaxft._heal._bands import keeps
-from jaxft._heal._blob import Blob, NotKept
+from jaxft._heal import _blob, _snapshot, _store
+from jaxft._heal._blob import Blob, NotKept, keeps
 from jaxft._heal._store import Gone, StateStore
 from tests import patience
 from tests.accelerators import pretended
@@ -30,7 +29,7 @@ increase = jax.jit(lambda xs: [x + jnp.ones((), x.dtype) for x in xs], donate_ar
 
 @pytest.fixture(autouse=True)
 def _small_states_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 0)
+    monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", 0)
 
 
 def state() -> list[jax.Array]:
@@ -127,7 +126,7 @@ def test_leaves_without_bytes_and_numbers_are_divided_too() -> None:
 
 
 def test_a_small_state_is_captured_by_each_donor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", LEAVES * LEAF_BYTES)
+    monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", LEAVES * LEAF_BYTES)
     for number in range(2):
         store, leaves = StateStore(), state()
         store.publish(STEP, leaves)

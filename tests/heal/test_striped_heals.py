@@ -13,7 +13,7 @@ from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._errors import HealFailed
-from jaxft._heal import _bands, _stripes
+from jaxft._heal import _blob, _stripes
 from jaxft._heal._frames import Kind, Request, Status
 from jaxft._transport._listener import Abort
 from tests import patience
@@ -401,7 +401,7 @@ def test_a_division_that_differs_is_noticed(state: list[np.ndarray], monkeypatch
     with donor("other", odd) as other:
         other.store.pin(HEAL, 0, stripe=WHOLE)
         assert other.store.state(HEAL, deadline_s=0.0)[1].layout.chunks == 2
-        monkeypatch.setattr(_bands, "UNDIVIDED_BYTES", 4 * MB)
+        monkeypatch.setattr(_blob, "UNDIVIDED_BYTES", 4 * MB)
         with joiner(other) as fetcher:
             with pytest.raises(
                 HealFailed, match="other: it sent chunk 0 with 704 bytes instead of chunk 0 with"

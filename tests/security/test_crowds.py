@@ -12,7 +12,7 @@ import pytest
 from jaxft_protocol import credentials
 from jaxft_protocol.credentials import DataKey, JobKey
 
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Peer
 from jaxft._transport import _listener
 from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener

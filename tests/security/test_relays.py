@@ -19,8 +19,7 @@ from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._leaf_types import type_of
 from jaxft._errors import ExchangeFailed, HealFailed
 from jaxft._exchange import _compiled, _grid_links
-from jaxft._exchange._links import Links
-from jaxft._exchange._mesh import Peer
+from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
 from jaxft._heal._blob import BlobLayout
 from jaxft._heal._fetch import DonorAt, Fetcher
