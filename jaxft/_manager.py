@@ -16,8 +16,8 @@ from jaxft._checkpoints._settings import check_changed
 from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._statics import StaticLeaves
-from jaxft._ranks._collectives import end_if_lost
-from jaxft._ranks._settings import compare
+from jaxft._ranks._link import end_if_lost
+from jaxft._ranks._ranks import compare
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._draining import Drained, SigtermDrains
 from jaxft._replica._engine import Engine

@@ -12,6 +12,7 @@ numbers without an error. The protocol is in `jaxft_protocol.ranks`.
 """
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step, Stripe
 from jaxft_protocol.ranks.messages import Verdict
 from jaxft_protocol.replica.state import Directive, Event, Failure
 
-from jaxft._errors import SessionFailed
+from jaxft._errors import ConfigurationError, SessionFailed
 from jaxft._report import StepReport
 from jaxft._transport._sockets import Abort
 
@@ -206,3 +207,43 @@ class _Alone:
 
     def settle(self, failure: str = "", accused: tuple[str, ...] = (), note: str = "") -> Verdict:
         return Verdict(failure, accused, note, stopped=bool(failure) and self._abort.is_set)
+
+
+# Between the name and the value of a setting.
+_IS = " = "
+# Sorts after all names.
+_END = (chr(sys.maxunicode), "")
+
+
+def compare(ranks: Ranks, group: str, settings: Mapping[str, str]) -> None:
+    """Refuse a rank whose settings differ from those of its rank 0. Every rank calls it at the same point.
+
+    Raises:
+        ConfigurationError: this rank does.
+    """
+    for name, value in (*sorted(settings.items()), _END):
+        try:
+            ranks.decide(f"{name}{_IS}{value}", True)
+        except CameApart as error:
+            raise ConfigurationError(
+                f"Rank {ranks.rank} of group {group!r} differs from its rank 0 in code, settings or hardware: "
+                f"{difference(name, value, error.theirs) or error}"
+            ) from error
+
+
+def difference(name: str, value: str, theirs: str) -> str:
+    """Return in which setting this rank differs from rank 0; "" if rank 0 does not compare settings.
+
+    Args:
+        name: of this rank's setting at the place where they differ. Both go through their settings by name.
+        value: of that setting.
+        theirs: rank 0's setting there, with its name.
+    """
+    their_name, is_setting, their_value = theirs.partition(_IS)
+    if not is_setting:
+        return ""
+    if their_name == name:
+        return f"this rank has {name} {value!r}, and rank 0 has {their_value!r}."
+    if their_name < name:
+        return f"rank 0 has {their_name} {their_value!r}, which this rank does not have."
+    return f"this rank has {name} {value!r}, which rank 0 does not have."

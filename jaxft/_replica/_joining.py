@@ -16,8 +16,7 @@ from jaxft._errors import ConfigurationError
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._programs._fingerprint import compared
 from jaxft._programs._leaves import labels
-from jaxft._ranks._ranks import Directing, Ranks
-from jaxft._ranks._settings import compare
+from jaxft._ranks._ranks import Directing, Ranks, compare
 from jaxft._replica._call import Call, OneStep, compared_policy, shards_setting
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._held_state import HeldState

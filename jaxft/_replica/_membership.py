@@ -26,8 +26,7 @@ from jaxft._exchange import _compiled
 from jaxft._exchange._reduce import check_floats
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._ranks._collectives import came_from_xla
-from jaxft._ranks._link import Life, end_with
+from jaxft._ranks._link import Life, came_from_xla, end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._raised import report_by

@@ -20,8 +20,8 @@ from jaxft_protocol.replica.state import Phase, Raised, Replica
 from jaxft._errors import JaxftError
 from jaxft._ranks._ranks import Settled
 from jaxft._replica._config import GroupConfig
-from jaxft._session._failures import error_of
 from jaxft._session._mailbox import Mailbox
+from jaxft._session._session import error_of
 
 MAX_TEXT_LENGTH = 300
 

@@ -33,7 +33,7 @@ from jaxft._base._calls import ctrl_c_later
 from jaxft._errors import ConfigurationError, JobFinished, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._programs import Programs
-from jaxft._ranks._collectives import end_if_lost
+from jaxft._ranks._link import end_if_lost
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._call import Call, FiniteCheck
@@ -48,8 +48,8 @@ from jaxft._replica._saving import Saving
 from jaxft._replica._steps import LoopWatch
 from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
-from jaxft._session._failures import error_of
 from jaxft._session._mailbox import Mailbox
+from jaxft._session._session import error_of
 from jaxft._telemetry._call import Observers
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ each later call from the training thread raises `SessionFailed`.
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from typing import Protocol, assert_never
 
 from jaxft_protocol.messages import CoordinatorMessage, GroupMessage, Heartbeat, Leave, Stripe, Welcome
@@ -24,6 +25,8 @@ from jaxft_protocol.replica.state import (
     Disconnected,
     Effect,
     Event,
+    Failure,
+    FailureKind,
     Identity,
     Idle,
     Log,
@@ -36,9 +39,18 @@ from jaxft_protocol.replica.state import (
     Tick,
 )
 
+from jaxft._errors import (
+    CannotHeal,
+    CoordinatorUnreachable,
+    Diverged,
+    Evicted,
+    JaxftError,
+    JobHalted,
+    JoinRefused,
+    NonFinite,
+)
 from jaxft._ranks._ranks import Leading, OneRank
 from jaxft._session._credentials import Credentials
-from jaxft._session._failures import error_of
 from jaxft._session._mailbox import Mailbox
 from jaxft._session._stream import Stream
 
@@ -168,3 +180,18 @@ class Session:
             return
         reason = await self._stream.run(address)
         self._handle(Disconnected(reason, busy=not self.mailbox.waits))
+
+
+_ERRORS: Mapping[FailureKind, type[JaxftError]] = {
+    FailureKind.COORDINATOR_UNREACHABLE: CoordinatorUnreachable,
+    FailureKind.JOIN_REFUSED: JoinRefused,
+    FailureKind.EVICTED: Evicted,
+    FailureKind.CANNOT_HEAL: CannotHeal,
+    FailureKind.DIVERGED: Diverged,
+    FailureKind.NONFINITE: NonFinite,
+    FailureKind.JOB_HALTED: JobHalted,
+}
+
+
+def error_of(failure: Failure) -> JaxftError:
+    return _ERRORS[failure.kind](failure.text)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxft._ranks import _collectives
-from jaxft._ranks._collectives import came_from_xla, end_if_lost
+from jaxft._ranks import _link
+from jaxft._ranks._link import came_from_xla, end_if_lost
 from jaxft._ranks._ranks import OneRank
 
 LOST = (
@@ -66,7 +66,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(name: str, other: str, why: str) -> None:
         raise Ended(f"{other} is lost ({why})")
 
-    monkeypatch.setattr(_collectives, "end_with", end)
+    monkeypatch.setattr(_link, "end_with", end)
 
 
 @pytest.mark.usefixtures("ends")

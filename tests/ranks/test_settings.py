@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxft._ranks._settings import difference
+from jaxft._ranks._ranks import difference
 
 FLAG = "XLA_FLAGS xla_cpu_enable_fast_math"
 

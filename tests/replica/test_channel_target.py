@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import jaxft
-from jaxft._session._channel_target import channel_target
-from jaxft._session._stream import Stream
+from jaxft._session._credentials import Credentials
+from jaxft._session._stream import Stream, channel_target
 from jaxft._transport import _addresses
 from jaxft_launch.check._network_checks import coordinators
 from tests import patience
@@ -107,9 +107,8 @@ def test_an_unknown_name_is_an_error_that_names_it(answer: Answer) -> None:
     says = "the host name in 'coordinator.test:29510' is unknown: Name or service not known"
     with pytest.raises(ConnectionError, match=f"^{re.escape(says)}$"):
         channel_target("coordinator.test:29510", patience.FAR_S)
-    found, *_ = coordinators("coordinator.test:29510")
+    found, *_ = coordinators("coordinator.test:29510", Credentials())
     assert found.text == f"the coordinator coordinator.test:29510 is not reached: {says}"
-    assert "getent ahosts coordinator.test" in found.advice
 
 
 @pytest.mark.parametrize("room", [0, 9])

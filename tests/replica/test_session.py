@@ -31,9 +31,8 @@ import jaxft
 from jaxft._errors import SessionFailed
 from jaxft._session import _mailbox
 from jaxft._session._credentials import Credentials
-from jaxft._session._failures import error_of
 from jaxft._session._loop import LoopThread
-from jaxft._session._session import Session
+from jaxft._session._session import Session, error_of
 from jaxft._transport._sockets import Abort
 from tests import patience
 from tests.replica.scripted import Coordinator, coordinating
