@@ -40,6 +40,7 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
         assert max(ids) > 1, "quorum ids grow over a restart"
 
 
+@pytest.mark.long
 def test_a_quicker_group_of_another_program_does_not_end_those_that_train(tmp_path: Path) -> None:
     """The coordinator has forgotten the job, and the first group to join again is a fresh one that differs."""
     flags = ("--steps", str(STEPS), "--gate", f"6:{tmp_path / 'gate'}")

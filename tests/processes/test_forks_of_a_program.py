@@ -63,6 +63,7 @@ print("end", manager.step, state.tolist(), flush=True)
 LONG = [pytest.param(what, marks=pytest.mark.long) for what in ("join", "steps", "edit", "restore", "raise")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["step", "leave", *LONG])
 def test_a_forked_child_neither_waits_nor_leaves_for_its_parent(what: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

@@ -14,11 +14,13 @@ OF_STATE = "--of-state"
 STEPS = ("--steps", "14", OF_STATE)
 
 
+@pytest.mark.long
 def test_the_batch_is_that_of_the_state() -> None:
     """Or the other tests could not fail."""
     assert digest_alone(14, OF_STATE) != digest_alone(14)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["compute step 4 shard", "exchange step 4"])
 def test_the_others_make_what_a_dead_group_had_made(phase: str, tmp_path: Path) -> None:
     stayed, back = group_that_returns(tmp_path, STEPS, die=phase)
@@ -27,6 +29,7 @@ def test_the_others_make_what_a_dead_group_had_made(phase: str, tmp_path: Path) 
     assert stayed.digest == back.digest == digest_alone(14, OF_STATE)
 
 
+@pytest.mark.long
 def test_a_spare_makes_them(tmp_path: Path) -> None:
     started = tmp_path / "started"
     flags = (*STEPS, "--gate", f"3:{started}")
@@ -46,6 +49,7 @@ def test_a_spare_makes_them(tmp_path: Path) -> None:
     assert groups["group-0"].digest == spare.digest == digest_alone(14, OF_STATE)
 
 
+@pytest.mark.long
 def test_a_resumed_job_makes_them_of_the_checkpoint(tmp_path: Path) -> None:
     saved = ("--checkpoints", str(tmp_path / "saved"), "--checkpoint-every", "3")
     lives: list[Worker] = []
@@ -60,6 +64,7 @@ def test_a_resumed_job_makes_them_of_the_checkpoint(tmp_path: Path) -> None:
     assert lives[-1].digest == digest_alone(14, OF_STATE)
 
 
+@pytest.mark.long
 def test_groups_of_several_processes(tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     first, back = ranks_that_return(tmp_path, STEPS, die="exchange step 4")

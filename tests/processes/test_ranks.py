@@ -120,6 +120,7 @@ def test_a_rank_that_is_killed_changes_nothing(
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_group(tmp_path: Path) -> None:
     """The failed collective is the program's own, outside of the step: its error is not the program's."""
     with cluster(tmp_path) as here:
@@ -156,6 +157,7 @@ def test_a_collective_that_loses_its_connection_while_both_ranks_live_ends_the_g
         assert "its code raised" not in here.coordinator_log.read_text()
 
 
+@pytest.mark.long
 def test_a_rank_whose_loop_ends_before_that_of_rank_0_ends_its_group(tmp_path: Path) -> None:
     """Rank 0 computes the next step by then, and waits for it in a collective that nothing else can end."""
     with cluster(tmp_path) as here:
@@ -407,6 +409,7 @@ def test_a_rank_that_cannot_enter_its_manager_ends_at_once_with_its_own_status(t
         assert_ends_with_its_group(first, 0)
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_enter_its_manager_in_time_ends_its_group(tmp_path: Path) -> None:
     """The others wait for it in a collective, which nothing else can end."""
     with cluster(tmp_path) as here:

@@ -134,6 +134,7 @@ WITH_A_SILENT_NAME_SERVER = """
 import socket, subprocess, sys
 from pathlib import Path
 import jaxft
+from jaxft._session._credentials import Credentials
 from jaxft_launch.check._network_checks import coordinators
 from tests.stores.etcd_server import etcd_in
 
@@ -153,7 +154,7 @@ with etcd_in(Path(sys.argv[1])) as etcd:
                 break
         with jaxft.Manager("coordinator.test:29510", group="a", failure_timeout_s=12):
             print("is in the job")
-        print(next(coordinators("coordinator.test:29510")).text)
+        print(next(coordinators("coordinator.test:29510", Credentials())).text)
     finally:
         coordinator.kill()
 """
