@@ -1,5 +1,6 @@
 """The scripts of deploy/slurm under a real Slurm: a node dies, an element is drained, and the bits stay."""
 
+import contextlib
 import json
 import os
 import signal
@@ -102,10 +103,15 @@ class Run:
 
 
 def coordinator_of(folder: Path) -> int:
-    """The process that holds the lock of the run's decisions."""
-    inode = (folder / "coordinator" / "lock").stat().st_ino
-    [pid] = [line.split()[4] for line in Path("/proc/locks").read_text().splitlines() if f":{inode} " in line]
-    return int(pid)
+    """The process that serves with the run's secret, and not srun, which has started it."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if str(folder / "secret") in words and not words[0].endswith("srun"):
+                found.append(int(process.name))
+    [pid] = found
+    return pid
 
 
 def read(file: Path) -> list[dict[str, Any]]:
