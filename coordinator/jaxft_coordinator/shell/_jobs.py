@@ -53,6 +53,14 @@ SILENT_TIMEOUTS = 12
 _LIFE_BITS = 31
 
 
+class Outside(Protocol):
+    """What a coordinator takes from its machine: two clocks."""
+
+    def monotonic(self) -> float: ...
+
+    def time(self) -> float: ...
+
+
 class Streams(Protocol):
     """The streams to all groups."""
 
@@ -79,6 +87,7 @@ class Jobs:
         forget_after_s: how long a job that finished, or never committed a step, is remembered after its last group
             has left.
         observer: sees what is announced; None: nothing is observed.
+        clocks: of this machine.
     """
 
     def __init__(
@@ -88,8 +97,10 @@ class Jobs:
         *,
         forget_after_s: float = limits.FORGET_AFTER_S,
         observer: Observer | None = None,
+        clocks: Outside = time,
     ) -> None:
         self._options = options
+        self._clocks = clocks
         self._streams = streams
         self._forget_after_s = forget_after_s
         self._observer = observer
@@ -101,7 +112,7 @@ class Jobs:
         self._forgot_s = 0.0
         # How often each job was stopped by a failure.
         self.failures: Counter[str] = Counter()
-        self._ran_s = time.monotonic()  # when anything was last done
+        self._ran_s = self._clocks.monotonic()  # when anything was last done
         self._stopped: set[str] = set()  # jobs that have failed, until a group joins
         self.leading = False
 
@@ -147,25 +158,34 @@ class Jobs:
             f"this coordinator serves {limits.MAX_JOBS} jobs, its limit: start another one for job {name!r}"
         )
 
-    def begin(self, opened: Opened, journal: Journal | None) -> None:
-        """Lead the jobs that the store remembers. `journal`: where decisions are written; None: nowhere."""
+    def begin(self, opened: Opened, journal: Journal | None, life: int | None = None) -> None:
+        """Lead the jobs that the store remembers.
+
+        Args:
+            opened: the contents of the store.
+            journal: where decisions are written; None: nowhere.
+            life: a number that no other life without a store has; None: it is drawn.
+        """
         stored = journal is not None
-        life = opened.term if stored else secrets.randbits(_LIFE_BITS)
+        if stored:
+            life = opened.term
+        elif life is None:
+            life = secrets.randbits(_LIFE_BITS)
         heals_from = HealId(life << durable.HEALS_PER_LIFE_BITS)
         self._options = replace(self._options, term=opened.term, durable=stored, heals_from=heals_from)
-        self._jobs = _restored(opened, self._options)
+        self._jobs = _restored(opened, self._options, self._clocks.monotonic())
         self._unreadable = dict(opened.unreadable)
         for name in self._unreadable:
             _log.warning("%s", self.refusal(name))
         self._journal = journal
         self._stopped.clear()
         self._heard_s.clear()
-        self._ran_s = time.monotonic()
+        self._ran_s = self._clocks.monotonic()
         self.leading = True
         if self._observer is not None:
             self._observer.leads(opened.term)
             for job in self._jobs.values():
-                self._observer.saw(job, None, (), time.monotonic())
+                self._observer.saw(job, None, (), self._clocks.monotonic())
 
     def stand_down(self) -> None:
         """Ignore all further events: what arrives while the coordinator stops must change no job."""
@@ -187,13 +207,13 @@ class Jobs:
     def tick(self) -> None:
         """Look for silent groups, and for jobs to forget."""
         self._note_run()
-        unix_s, alive_s = int(time.time()), self._alive_s()
+        unix_s, alive_s = int(self._clocks.time()), self._alive_s()
         for name, job in list(self._jobs.items()):
             idle = job.idle_since is not None and job.restored_s is None and not job.groups
             if not (idle or name in self._stopped or self._is_blocked(name)):
                 self.step(name, Tick(alive_s, unix_s))
-        if time.monotonic() - self._forgot_s > _FORGET_EVERY_S:
-            self._forgot_s = time.monotonic()
+        if self._clocks.monotonic() - self._forgot_s > _FORGET_EVERY_S:
+            self._forgot_s = self._clocks.monotonic()
             self._forget_the_old(unix_s)
 
     def step(self, name: str, event: Event) -> None:
@@ -219,7 +239,7 @@ class Jobs:
             return  # the job has ended this session, and tells the group once that is durable
         if is_hello:
             self._stopped.discard(name)
-        now_s = time.monotonic()
+        now_s = self._clocks.monotonic()
         if isinstance(event, Received):
             self._heard_s[event.session] = now_s
         try:
@@ -307,7 +327,7 @@ class Jobs:
 
     def _fail(self, job: Job, event: Event, error: Exception) -> None:
         """Stop a job that raised an error. `job` is its state before the event."""
-        again = durable.begun_again(job, time.monotonic())
+        again = durable.begun_again(job, self._clocks.monotonic())
         self._stop(job, again, f"to handle a {_named(event)}", error)
 
     def refused(self, name: str, error: Exception) -> None:
@@ -317,7 +337,7 @@ class Jobs:
             return
         known = self._journal.known.get(name)
         fresh = durable.new(name, self._options)
-        before = fresh if known is None else durable.restored(known, self._options, time.monotonic())
+        before = fresh if known is None else durable.restored(known, self._options, self._clocks.monotonic())
         again = replace(before, last_heal_id=job.last_heal_id, term=job.term)
         self._stop(job, again, "to record a decision, which its store refuses", error)
 
@@ -327,7 +347,7 @@ class Jobs:
         Also sessions that the job has ended already: if a record was refused, no one has told them.
         """
         name = job.name
-        self._jobs[name] = replace(again, idle_since=int(time.time()))
+        self._jobs[name] = replace(again, idle_since=int(self._clocks.time()))
         self.failures[name] += 1
         self._stopped.add(name)
         _log.error(
@@ -339,14 +359,18 @@ class Jobs:
             exc_info=error,
         )
         if self._observer is not None:
-            self._observer.saw(self._jobs[name], None, (), time.monotonic())
+            self._observer.saw(self._jobs[name], None, (), self._clocks.monotonic())
         reason = (
             f"the coordinator failed {where} ({type(error).__name__}: {error!s:.300}). This is a bug in the "
             "coordinator, and its log has the traceback. Other jobs go on, and this one resumes from its last "
             "decision when its groups come back"
         )
         halted = Halted(reason, HaltKind.FAILED)
-        ends = tuple(effect for session in job.sessions for effect in (Send(session, halted), Close(session)))
+        ends = tuple(
+            effect
+            for session in self._streams.sessions_of(name)
+            for effect in (Send(session, halted), Close(session))
+        )
         self._put(name, None, lambda: self._do_last(name, ends))
 
     # ---- announcing ----
@@ -380,7 +404,7 @@ class Jobs:
             if job is None:
                 _log.exception("[%s] could not be told that it ended", name)
                 return
-            again = durable.begun_again(job, time.monotonic())
+            again = durable.begun_again(job, self._clocks.monotonic())
             self._stop(job, again, "to announce a decision", error)
 
     def _do_last(self, name: str, effects: Sequence[Effect]) -> None:
@@ -393,13 +417,13 @@ class Jobs:
 
     def _alive_s(self) -> dict[SessionId, float]:
         """When each open session was last known to live: a stream whose process does not answer pings ends."""
-        now_s = time.monotonic()
+        now_s = self._clocks.monotonic()
         least_s = now_s - SILENT_TIMEOUTS * self._options.heartbeat_timeout_s
         return {session: now_s if at_s >= least_s else at_s for session, at_s in self._heard_s.items()}
 
     def _note_run(self) -> None:
         """Note that this process runs; if it did nothing for long, tell the jobs before they learn anything else."""
-        before_s, self._ran_s = self._ran_s, time.monotonic()
+        before_s, self._ran_s = self._ran_s, self._clocks.monotonic()
         seconds = self._ran_s - before_s
         if seconds <= self._options.heartbeat_timeout_s / 2:
             return
@@ -417,8 +441,8 @@ class Jobs:
         return self._journal is not None and self._journal.blocked_s(name) > limit_s
 
 
-def _restored(opened: Opened, options: Options) -> dict[str, Job]:
-    jobs = {name: durable.restored(record, options, time.monotonic()) for name, record in opened.jobs.items()}
+def _restored(opened: Opened, options: Options, now_s: float) -> dict[str, Job]:
+    jobs = {name: durable.restored(record, options, now_s) for name, record in opened.jobs.items()}
     for job in jobs.values():
         step = None if job.frontier is None else job.frontier.step
         _log.info("[%s] remembered: step %s, quorum %d", job.name, step, job.last_quorum_id)
