@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,6 +57,9 @@ def run_seeds(
 ) -> Tally:
     """Run each seed; with `kinds`, with faults of these kinds alone; with `changes` to its setting."""
     tally = Tally()
+    logging.getLogger("jaxft_coordinator").setLevel(
+        logging.CRITICAL
+    )  # it says what the simulation does to it
     with _rare_collections():
         for seed in seeds:
             setting = focused(seed, kinds, changes or {}) if kinds or changes else None

@@ -94,6 +94,14 @@ def _deaf(setting: Setting, rng: random.Random) -> Setting:
     return more_faults(setting, rng, ["deaf"])
 
 
+def _shared(setting: Setting, rng: random.Random) -> Setting:
+    """The coordinator serves other jobs too; its store refuses records, and operators evict groups."""
+    refuses = rng.choice((0.0, 0.02, 0.1)) if not setting.memoryless else 0.0
+    raises = setting.raises or rng.random() < 0.3
+    setting = replace(setting, guests=rng.randint(1, 3), refuses=refuses, raises=raises, die_at_end=False)
+    return more_faults(setting, rng, ["evict"]) if rng.random() < 0.5 else setting
+
+
 def _supervised(setting: Setting, rng: random.Random) -> Setting:
     """A launcher starts groups and the coordinator, and ends what hangs; nothing comes back by itself."""
     storm_s = rng.uniform(3.0, 8.0)
@@ -136,4 +144,5 @@ _CLASSES: tuple[tuple[float, Callable[[Setting, random.Random], Setting]], ...] 
     (0.06, _deaf),
     (0.06, _drains),
     (0.06, _supervised),
+    (0.08, _shared),
 )

@@ -1,14 +1,15 @@
-"""One life of a coordinator: its machine, and a model of its shell.
+"""One life of a coordinator: its real jobs, and a model of what carries their messages and writes their records.
 
-The shell's rule is that of `Persist`: whatever follows a record waits until that is durable. A life may die before
-any effect. Another one may lead meanwhile: then the next record cannot be written, nothing after it leaves, and this
-one ends.
+A life may die before any effect. Another one may lead meanwhile: then the next record cannot be written, nothing
+after it leaves, and this one ends.
 """
 
 from collections import Counter, deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
+from jaxft_coordinator.shell._jobs import Jobs
 from jaxft_protocol.coordinator import durable, machine
 from jaxft_protocol.coordinator.job import (
     Close,
@@ -23,21 +24,19 @@ from jaxft_protocol.coordinator.job import (
     PauseAsked,
     Persist,
     Received,
-    Record,
     Send,
     SessionClosed,
     SessionId,
-    Suspended,
     Tick,
 )
 from jaxft_protocol.messages import (
     Alive,
     Evicted,
     GroupMessage,
+    GroupName,
     Halted,
     HaltKind,
     Heal,
-    HealId,
     Heartbeat,
     Hello,
     Pin,
@@ -46,6 +45,8 @@ from jaxft_protocol.messages import (
 
 from .clock import Clock
 from .disk import JOB
+from .guests import Guest
+from .journal import Journal
 from .stream import Stream
 from .truth import Violation
 
@@ -56,11 +57,25 @@ if TYPE_CHECKING:
 TICK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """An operator hears that this group is drained."""
+FORGET_AFTER_S = 0.4
+T = TypeVar("T")
 
-    holder: Holder
+
+class Clocks:
+    """The clocks of the machine of a coordinator."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def monotonic(self) -> float:
+        return self._clock.now_s
+
+    def time(self) -> float:
+        return 1e9 + self._clock.now_s
+
+
+class Poison:
+    """An event that no job can handle, as if the coordinator had a bug."""
 
 
 class Life:
@@ -68,65 +83,94 @@ class Life:
         self.world = world
         self.host = host
         self.clock = Clock(world)
-        self.number, self.term, saved = world.disk.open()
+        self.clocks = Clocks(self.clock)
+        self.number, opened = world.disk.open()
+        self.term = opened.term
         setting = world.setting
         stored = not setting.memoryless
-        life = self.term if stored else int(world.random() * (1 << 31))
-        self._options = Options(
+        options = Options(
             min(1, setting.min_replicas),
             setting.join_timeout_s,
             setting.heartbeat_timeout_s,
-            self.term,
-            durable=stored,
-            heals_from=HealId(life << durable.HEALS_PER_LIFE_BITS),
             founding_wait_s=setting.founding_wait_s,
             gather_s_per_member=setting.gather_s_per_member,
         )
-        self.job = durable.new(JOB, self._options)
-        if saved is not None:
-            self.job = durable.restored(saved, self._options, self.clock.now_s)
-            world.sometimes.note("restored")
+        life = None if stored else int(world.random() * (1 << 31))
         self.dead = False
         self.crash_after: int | None = None  # so many effects
         self.crash_how = 0.0
         self.disk_held_s = 0.0  # the disk stands still until then
         self._streams: dict[SessionId, Stream] = {}
+        self._guests: dict[SessionId, Guest] = {}
+        self._greeted: set[SessionId] = set()
         self._closed: set[SessionId] = set()
         self._heard_s: dict[SessionId, float] = {}
         self._stopped_until_s = 0.0
+        self._inbox: deque[Callable[[], None]] = deque()
         self._ran_s = self.clock.now_s
-        self._inbox: deque[tuple[Stream, GroupMessage | None]] = deque()
-        self._outbox: deque[Effect | Told] = deque()
-        self._writing: Record | None = None
-        self._writes_since_s = 0.0
-        self._wrote = False  # the last thing done was to write a record
         self._without_s = 0.0  # since when there is no quorum
+        self._journal = Journal(self, opened.jobs) if stored else None
+        self._jobs = Jobs(options, self, forget_after_s=FORGET_AFTER_S, clocks=self.clocks)
+        self._jobs.begin(opened, self._journal, life)  # pyright: ignore[reportArgumentType]
+        self._options = replace(options, term=self.term, durable=stored)
+        self._none = durable.new(JOB, self._options)
+        if JOB in opened.jobs:
+            world.sometimes.note("restored")
         if world.tracing:
             world.note(f"coordinator {host} leads in term {self.term}")
         self._tick()
 
+    @property
+    def job(self) -> Job:
+        return self._jobs.get(JOB) or self._none
+
     # ---- what comes in ----
 
     def accept(self, stream: Stream) -> SessionId:
-        session = SessionId(len(self._streams) + 1)
+        session = SessionId(len(self._streams) + len(self._guests) + 1)
         self._streams[session] = stream
         return session
+
+    def welcome_guest(self, guest: Guest) -> SessionId:
+        session = SessionId(len(self._streams) + len(self._guests) + 1)
+        self._guests[session] = guest
+        return session
+
+    def hang_up_guest(self, guest: Guest, session: SessionId) -> None:
+        if not self.dead and session not in self._closed:
+            self._closed.add(session)
+            self._jobs.step(guest.job, SessionClosed(session, "its connection closed"))
+
+    def hear_guest(self, guest: Guest, session: SessionId, message: GroupMessage) -> None:
+        if self.dead or session in self._closed:
+            return
+        if self._inbox or self.stands:
+            self._inbox.append(lambda: self.hear_guest(guest, session, message))
+            return
+        if type(message) is Hello:
+            self._greeted.add(session)
+        self._jobs.step(guest.job, Received(session, message))
+        if type(message) is Heartbeat:
+            guest.receive(session, Alive())
 
     def receive(self, stream: Stream, message: GroupMessage | None) -> None:
         """What a stream has brought; None is its end."""
         if self.dead:
             return
         if self._inbox or self.world.now_s < self._stopped_until_s:
-            self._inbox.append((stream, message))
+            self._inbox.append(lambda: self.receive(stream, message))
         elif message is None:
             self._closed.add(stream.id)
             self._handle(SessionClosed(stream.id, "its connection closed"))
         elif stream.id not in self._closed:
-            if type(message) is Heartbeat:
-                stream.down(Alive())
+            if type(message) is Hello:
+                self._greeted.add(stream.id)
             if type(message) is Vote and message.ok:
                 self._check_compared(message)
+            self._heard_s[stream.id] = self.clock.now_s
             self._handle(Received(stream.id, message))
+            if type(message) is Heartbeat and stream.id not in self._closed:
+                stream.down(Alive())
 
     def _check_compared(self, vote: Vote) -> None:
         """In the first step of a quorum all say from which state they have computed."""
@@ -138,11 +182,31 @@ class Life:
 
     def ask(self, event: DrainAsked | PauseAsked) -> None:
         """An operator asks for something. A coordinator that stands still does not hear it."""
-        if not self.dead and self.world.now_s >= self._stopped_until_s:
-            self._handle(event)
-            if type(event) is DrainAsked and event.group in self.job.groups:
-                self._outbox.append(Told(self.job.groups[event.group].holder))
-                self._do()
+        if self.dead or self.world.now_s < self._stopped_until_s:
+            return
+        if type(event) is PauseAsked:
+            self._watched(event, lambda: self._jobs.pause(JOB, paused=event.paused))
+            return
+        assert type(event) is DrainAsked
+        group = self.job.groups.get(event.group)
+        refused = self._watched(event, lambda: self._jobs.drain(JOB, event.group, event.reason))
+        if group is not None and not refused:
+            self._later(lambda: self.world.incarnations[group.incarnation].told_to_drain())
+
+    def evict(self, name: GroupName) -> bool:
+        """An operator evicts a group for good; return whether there is one."""
+        group = self.job.groups.get(name)
+        if self.dead or self.stands or group is None:
+            return False
+        event = SessionClosed(group.session, "an operator evicted it")
+        return not self._watched(event, lambda: self._jobs.evict(JOB, name, event.reason))
+
+    def _later(self, act: Callable[[], None]) -> None:
+        """Act once all that was decided is durable, as long as this life leads."""
+        if self._journal is None:
+            act()
+        else:
+            self._journal.put(JOB, None, lambda: act() if self.number == self.world.disk.life else None)
 
     def drains(self, holder: Holder) -> bool:
         """Whether this group was asked to leave."""
@@ -155,104 +219,94 @@ class Life:
         self.world.after(self.clock.real(TICK_S), self._tick)
         if self.world.now_s < self._stopped_until_s:
             return
-        self._note_run()
-        waits_s = 0.0 if self._writing is None else self.world.now_s - self._writes_since_s
-        if waits_s > self._options.heartbeat_timeout_s / 5:
-            return  # groups wait for a word from here: their silence says nothing
-        if self.job.groups or not self.job.empty:
-            self._handle(Tick(self._heard_s))
-
-    def _note_run(self) -> None:
-        """As `Jobs` does it."""
-        before_s, self._ran_s = self._ran_s, self.clock.now_s
-        if self._ran_s - before_s > self._options.heartbeat_timeout_s / 2:
+        if self.clocks.monotonic() - self._ran_s > self._options.heartbeat_timeout_s / 2:
             self.world.sometimes.note("suspended")
-            self._handle(Suspended(self._ran_s - before_s))
+        self._watched(Tick(), self._jobs.tick)
 
     def _handle(self, event: Event) -> None:
-        self._note_run()
+        if self._fails(event):
+            self.world.sometimes.note("turn raised")
+            event = Poison()  # pyright: ignore[reportAssignmentType]
+        self._watched(event, lambda: self._jobs.step(JOB, event))
+
+    def _watched(self, event: Event, act: Callable[[], T]) -> T:
+        """Let the jobs do something, and check what that was."""
+        self._ran_s = self.clocks.monotonic()
         before = self.job
-        if type(event) is Received and event.session not in before.sessions:
-            if type(event.message) is not Hello:
-                return  # of a session that the machine has closed; the shell learns that next
-        if type(event) is Received:
-            self._heard_s[event.session] = self.clock.now_s
-        if self._fails():
-            self._fail(event)
-            return
+        self.world.truth.known = self.world.disk.saved
         try:
-            self.job, effects = machine.step(before, event, self.clock.now_s)
+            done = act()
         except machine.IllegalEvent as error:
             raise Violation("groups keep to the protocol", f"{error} ({event})") from error
-        if before.quorum is not None and self.job.quorum is None:
+        after = self.job
+        if before.quorum is not None and after.quorum is None:
             self._without_s = self.world.now_s
-        if self.job is not before:
-            self.world.truth.check_turn(before, self.job, event)
+        if after is before or type(event) is Poison or self.dead:
+            return done
+        if after.settings is not None or after.groups:
+            self.world.truth.check_turn(before, after, event)
             self._note_rare(before, event)
-            if self.job.empty:
-                self.job = durable.emptied(self.job)
-        if self.world.setting.harmless and self.job.quorum is None:
-            self._check_needed(effects)
-        if effects:
-            self._outbox.extend(effects)
-            self._do()
+        stands = after.quorum is None and after.finished is None
+        if self.world.setting.harmless and type(event) is Tick and stands:
+            gone = [group for name, group in before.groups.items() if name not in after.groups]
+            if needed := [group.name for group in gone if group.phase is not GroupPhase.LEAVING]:
+                raise Violation("no healthy group is evicted", f"needed: {needed}")
+        return done
 
-    def _fails(self) -> bool:
+    def _fails(self, event: Event) -> bool:
         """Whether the coordinator has an error on this event: once in a seed, while the storm lasts.
 
         Later it could be the end of the job on which it fails, and those who have left do not come back.
         """
-        if self.world.calm:
+        if self.world.calm or (type(event) is Received and type(event.message) is Hello):
             return False
         self.world.raises_in -= self.world.setting.raises
         return self.world.raises_in == 0
 
-    def _fail(self, event: Event) -> None:
-        """As `Jobs` does it: the groups are notified, and the job waits for them as its last record has it."""
-        self.world.sometimes.note("turn raised")
-        self.world.raises_in = -1
-        sessions = set(self.job.sessions)
-        if type(event) is Received:
-            sessions.add(event.session)
-        self.job = durable.begun_again(self.job, self.clock.now_s)
-        halted = Halted("the coordinator failed on this job", HaltKind.FAILED)
-        for session in sorted(sessions):
-            self._outbox += [Send(session, halted), Close(session)]
-        self._do()
+    def refused(self, job: str) -> None:
+        self._jobs.refused(job, ValueError("the store refuses it"))
 
     # ---- what goes out ----
 
-    def _do(self) -> None:
-        """Do what is to be done, up to a record that must be durable first."""
-        while self._outbox and self._writing is None and not self.dead:
-            if self.world.now_s < self._stopped_until_s:
+    def do(self, effects: Sequence[Effect]) -> None:
+        """Run what an event has led to, as the jobs ask."""
+        try:
+            self._do(effects)
+        except Exception as error:  # the jobs would take it for a stream that cannot be written
+            self.world.found = error
+
+    def sessions_of(self, job: str) -> Sequence[SessionId]:
+        ours = self._streams if job == JOB else {s: g for s, g in self._guests.items() if g.job == job}
+        return sorted(session for session in ours if session in self._greeted and session not in self._closed)
+
+    def takes_an_effect(self) -> bool:
+        """Whether this life dies before its next effect."""
+        if self.crash_after is None:
+            return False
+        if not self.crash_after:
+            self.die()
+            return True
+        self.crash_after -= 1
+        return False
+
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if self.dead:
                 return
-            effect = self._outbox.popleft()
-            if isinstance(effect, Told):
-                if self.number == self.world.disk.life:
-                    self.world.incarnations[effect.holder[1]].told_to_drain()
-                continue
             if type(effect) is Log:
                 if self.world.tracing:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
                 continue
-            if type(effect) is Persist and self._options.durable:
-                self._writing, self._writes_since_s = effect.record, self.world.now_s
-            if self.crash_after is not None:
-                if not self.crash_after:
-                    self._outbox.appendleft(effect)
-                    self.die()
-                    return
-                self.crash_after -= 1
+            if type(effect) is Persist and self._journal is not None:
+                continue
+            if self.takes_an_effect():
+                return
             match effect:
-                case Persist(record) if not self._options.durable:
-                    self.world.disk.append(self.number, record)
                 case Persist(record):
-                    held_s = max(0.0, self.disk_held_s - self.world.now_s)
-                    delay_s = held_s + self.world.random() * self.world.setting.disk_s
-                    self.world.after(delay_s, self._written, record)
+                    self.world.disk.append(self.number, record)
+                case Send(session, message) if session in self._guests:
+                    self._guests[session].receive(session, message)
                 case Send(session, message):
-                    self._wrote = False
                     self.send(session, message)
                 case Close(session):
                     self._end(session)
@@ -261,6 +315,9 @@ class Life:
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted and message.kind is not HaltKind.FAILED:
             self._halt(message)
+        elif type(message) is Halted and "coordinator failed" in message.reason:
+            if "Poison" not in message.reason and "the store refuses it" not in message.reason:
+                raise Violation("the cores raise nothing", message.reason)
         if type(message) is Pin:
             self.world.truth.asks_digest(message.heal_id)
         if type(message) is Heal:
@@ -282,12 +339,6 @@ class Life:
         if not any(process.edits_otherwise for process in self.world.incarnations.values()):
             raise Violation("an edit is blamed only where one differs", reason)
         self.world.sometimes.note("edited otherwise")
-
-    def _check_needed(self, effects: tuple[Effect, ...]) -> None:
-        """A group that is away keeps its place where the job cannot go on without it."""
-        for effect in effects:
-            if type(effect) is Send and type(effect.message) is Evicted and effect.message.aside:
-                raise Violation("no healthy group is evicted", f"needed: {effect.message.reason}")
 
     def _check_harmless(self, process: "Process", message: Evicted) -> None:
         """No group is evicted for taking its time; one that is away for long may be set aside."""
@@ -339,19 +390,10 @@ class Life:
         if session in self._closed:
             return
         self._closed.add(session)
-        self._streams[session].down(None)
-
-    def _written(self, record: Record) -> None:
-        """The disk has done with `record`."""
-        if self.dead:
-            return
-        if not self.world.disk.append(self.number, record):
-            self.fenced()
-            return
-        self._wrote = True
-        self._writing = None
-        if self.world.now_s >= self._stopped_until_s:
-            self._do()
+        if session in self._guests:
+            self._guests[session].receive(session, None)
+        else:
+            self._streams[session].down(None)
 
     # ---- faults ----
 
@@ -365,25 +407,27 @@ class Life:
     def _wake(self) -> None:
         if self.dead or self.world.now_s < self._stopped_until_s:
             return
-        self._do()
+        if self._journal is not None:
+            self._journal.go_on()
         inbox, self._inbox = self._inbox, deque()
         while inbox and not self.dead:
-            self.receive(*inbox.popleft())
+            inbox.popleft()()
 
     def die(self) -> None:
         """kill -9. Of a record that is being written all, a part, or nothing is found afterwards."""
         if self.dead:
             return
         self.dead = True
-        note = self.world.sometimes.note
-        if self._writing is not None and self.crash_how < 0.4:
-            if self.world.disk.append(self.number, self._writing):
+        self._jobs.stand_down()
+        note, journal = self.world.sometimes.note, self._journal
+        if journal is not None and journal.writing and self.crash_how < 0.4:
+            if journal.append():
                 note("crash after durable")
-        elif self._writing is not None:
+        elif journal is not None and journal.writing:
             note("crash before durable")
             if self.crash_how > 0.7:
                 note("torn record")
-        elif self._wrote and self._outbox:
+        elif journal is not None and journal.wrote:
             note("crash after durable")
         if self.world.tracing:
             self.world.note(f"coordinator {self.host}.{self.term} dies")
@@ -395,14 +439,15 @@ class Life:
         if self.dead:
             return
         self.world.sometimes.note("fenced")
-        self._writing = None
+        if self._journal is not None:
+            self._journal.writing = []
         self.crash_how = 0.0
         self.die()
 
     def tell_unwritten(self) -> None:
         """What no coordinator does: go on though the record was refused. For a planted bug."""
-        self._writing = None
-        self._do()
+        if self._journal is not None:
+            self._journal.tell_unwritten()
 
     def recover(self) -> None:
         """Calm begins: go on if this one leads."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from jaxft_coordinator.stores import records
+from jaxft_coordinator.stores import Opened, records
 from jaxft_protocol.coordinator import bounds, durable
 from jaxft_protocol.coordinator.job import Record, Saved
 
@@ -28,16 +28,25 @@ class Disk:
     def saved(self) -> Saved | None:
         return self._known.get(JOB)
 
-    def open(self) -> tuple[int, int, Saved | None]:
-        """Lead from now on: no earlier life can append any more. Return which life it is, its term, and the job.
+    @property
+    def known(self) -> Mapping[str, Saved]:
+        return self._known
+
+    def refuses(self) -> bool:
+        """Whether the store finds the next record invalid: a fault of its own, which another try may not have."""
+        setting, world = self._world.setting, self._world
+        return bool(setting.refuses) and not world.calm and world.random() < setting.refuses
+
+    def open(self) -> tuple[int, Opened]:
+        """Lead from now on: no earlier life can append any more. Return which life it is, and what is known.
 
         Without a store a life begins with a clock that may be behind, and with nothing.
         """
         self.life += 1
         if not self._world.setting.memoryless:
-            return self.life, self.life, self.saved
+            return self.life, Opened(self.life, self._known)
         self.lose_all()
-        return self.life, 1000 + int(1000 * self._world.random()), None
+        return self.life, Opened(1000 + int(1000 * self._world.random()))
 
     def append(self, life: int, record: Record) -> bool:
         """Make `record` durable; return False if another life has begun."""
@@ -47,11 +56,13 @@ class Disk:
             raise Violation("what is decided can be written down", why)
         self._before, before = self._known, self.saved
         self._known = durable.fold(self._known, record)
-        self._world.truth.durable(before, self.saved)
+        if record.job == JOB:
+            self._world.truth.durable(before, self.saved)
         return True
 
     def lose_all(self) -> None:
         """There is no store, or its folder is gone."""
+        self._forget_drains()
         if not self._known:
             return
         self.is_new = True
@@ -59,10 +70,15 @@ class Disk:
         self._world.sometimes.note("amnesia")
         self._world.truth.forgets_all()
 
+    def _forget_drains(self) -> None:
+        for process in self._world.incarnations.values():
+            process.drains_since = None
+
     def lose_the_last(self) -> None:
         """The disk had lied: what was said to be durable is not there."""
         if self._known is self._before:
             return
+        self._forget_drains()
         self.has_lied = True
         self._known = self._before
         self._world.sometimes.note("lying disk")

@@ -60,6 +60,16 @@ def _drain(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name}, asked by {'its machine' if fault.how < 0.6 else 'an operator'}"
 
 
+def _evict(world: "World", fault: Fault, victim: "Process") -> str:
+    """An operator evicts a group for good: its process ends, and another one is started in its place."""
+    if world.leader is None or _must_live(world, victim) or victim.stream is None or victim.stream.broken:
+        return ""
+    if not world.leader.evict(GroupName(victim.name)):
+        return ""
+    victim.put_out = True
+    return victim.name
+
+
 def _start_next(world: "World", victim: "Process") -> None:
     """Start a group again once its process has ended."""
     if world.calm or world.processes[victim.name] is not victim:
@@ -360,6 +370,7 @@ _TO_ONE = {
     "break": _break,
     "hang": _hang,
     "deaf": _deafen,
+    "evict": _evict,
     "ail": _ail,
     "pause": _pause,
     "raise": _raise,

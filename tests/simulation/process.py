@@ -36,6 +36,7 @@ class Process(Trainer):
         self._beat = Heartbeat()  # the last one
         # How many steps had been committed when an operator heard that this group is drained.
         self.drains_since: int | None = None
+        self.put_out = False  # by an operator
         self._term = 0  # the highest that it received
         self._welcomed = False
         self._away_since_s = world.now_s  # until a coordinator has welcomed it
@@ -344,7 +345,8 @@ class Process(Trainer):
         too_late = world.disk.is_new and self._away_s > 0.85 * world.setting.founding_wait_s
         unknown = world.setting.brings or world.disk.has_lied or too_late
         foreign = failure.kind is r.FailureKind.JOIN_REFUSED and unknown and "another history" in failure.text
-        stopped = failure.kind is r.FailureKind.JOB_HALTED and world.sometimes["turn raised"]
+        stopped = failure.kind is r.FailureKind.JOB_HALTED and "coordinator failed" in failure.text
+        second = second or (self.put_out and "an operator evicted it" in failure.text)
         if not (second or other_program or too_fresh or foreign or stopped):
             raise Violation("no group is turned away", f"{self.name}: {failure.kind.value}: {failure.text}")
         if foreign:

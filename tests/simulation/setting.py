@@ -107,6 +107,8 @@ class Setting:
     ] = ()  # by how many steps the loops of groups end earlier, in the order of their names
     saving_s: float = 0.0  # to write a checkpoint, or one rank's part of it, at most
     saving_fails: float = 0.0  # how often a checkpoint cannot be written
+    guests: int = 0  # other jobs of the same coordinator
+    refuses: float = 0.0  # how often the store refuses a record
     supervised: bool = False  # groups and the coordinator run when a launcher starts them
     rungs: bool = False  # which knows a ladder of two rungs for each group
     failure_timeout_s: float = 30.0

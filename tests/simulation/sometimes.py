@@ -68,6 +68,8 @@ RARE: dict[str, str] = {
     "edited otherwise": "a group that has made another edit than the others is evicted, or the job halts",
     "checkpoint failed": "a checkpoint cannot be written",
     "died as it saved": "a group dies while it writes a checkpoint",
+    "guest finished": "another job of the same coordinator ends, and the next one begins",
+    "record refused": "the store refuses a record, and its job goes back to the last one",
     "restarted by the launcher": "a group runs again because a launcher has started it",
     "leaves for its own sake": "a group climbs, or leaves as its check is critical, while another holds the state",
     "given up": "a launcher gives up a group, or all of them, when nothing holds the job's state",

@@ -58,6 +58,7 @@ class Truth:
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._heals: dict[int, object] = {}
         self._world = world
+        self.known: Saved | None = None  # what was durable before the event
         self.same_bits = world.setting.shards is not None
 
     # ---- what is written ----
@@ -66,6 +67,8 @@ class Truth:
         """A record was written."""
         self._before_last = (self.root, list(self.line))
         if after is None:
+            if before is not None and before.finished is not None:
+                return
             held = before is not None and before.frontier is not None and not before.frontier.fresh
             if before is not None and (held or before.last_quorum_id):
                 raise Violation("quorum ids grow", f"{before} is forgotten")
@@ -224,8 +227,7 @@ class Truth:
 
     def _check_founding(self, after: Job) -> None:
         """A coordinator founds a job only if nothing was ever committed, as far as can be known."""
-        saved = self._world.disk.saved
-        known = None if saved is None else saved.frontier
+        known = None if self.known is None else self.known.frontier
         if known is not None and not known.fresh and self._world.leads(after.options.term):
             raise Violation("the frontier never goes back", f"founded though step {known.step} was committed")
 
@@ -265,8 +267,7 @@ class Truth:
 
     def _check_drained(self, before: Job, after: Job, quorum: NewQuorum) -> None:
         """Once an operator hears that a group is drained, it takes part in no step after the current one."""
-        disk, setting = self._world.disk, self._world.setting
-        if disk.has_lied or disk.is_new or setting.memoryless or not self._world.leads(after.options.term):
+        if not self._world.leads(after.options.term):
             return
         stay = () if before.quorum is None else before.quorum.members
         for member in quorum.members:

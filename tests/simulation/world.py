@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from jaxft_coordinator.shell import limits
 from jaxft_protocol.coordinator import bounds
 from jaxft_protocol.coordinator.job import Holder, PauseAsked
 from jaxft_protocol.replica.state import Phase
@@ -23,6 +24,7 @@ from .coordinator import Life
 from .disk import Disk
 from .exchange import Hub
 from .faults import inflict
+from .guests import Guest
 from .process import Process
 from .saving import COMMON_ROOT, OLD_ROOT, Checkpoint
 from .setting import MOST_SHARDS, QUICK_S, Fault, Setting
@@ -71,6 +73,8 @@ class World:
         self.cables = Cables(self)
         self.hub = Hub(self)
         self.checkpoints: list[Checkpoint] = []
+        self.found: Exception | None = None  # by what a coordinator has announced
+        self.guests: list[Guest] = []
         self.last_saver: Trainer | None = None  # which saves the last state while others wait
         self.begun: Checkpoint | None = None  # with which the job began, which a fresh group can make again
         self.raises_in = 1 + int(150 * random.Random(seed + (1 << 42)).random())  # events of the job
@@ -86,11 +90,12 @@ class World:
 
     def run(self) -> None:
         """Run to the good end; see `_run`."""
-        usual, bounds.MAX_GONE_BYTES = bounds.MAX_GONE_BYTES, self.setting.keeps_bytes
+        usual = bounds.MAX_GONE_BYTES, limits.MAX_JOBS
+        bounds.MAX_GONE_BYTES, limits.MAX_JOBS = self.setting.keeps_bytes, 3 * self.setting.guests + 3
         try:
             self._run()
         finally:
-            bounds.MAX_GONE_BYTES = usual
+            bounds.MAX_GONE_BYTES, limits.MAX_JOBS = usual
 
     def _run(self) -> None:
         """Run to the good end.
@@ -110,6 +115,7 @@ class World:
             self.lead(HOSTS[0])
             for name in setting.names:
                 self.after(self.between(0.0, setting.starts_s), self.launch, name)
+        self.guests = [Guest(self, number) for number in range(setting.guests)]
         for fault in setting.faults:
             if fault.index not in self._without:
                 self.at(fault.at_s, self._strike, fault)
@@ -118,6 +124,8 @@ class World:
         while not self.over:
             self.now_s, _, act, args = heapq.heappop(queue)
             act(*args)
+            if self.found is not None:
+                raise self.found
             if self.now_s > limit_s:
                 self._stuck()
         if not self.halted and self.target is not None:
@@ -135,6 +143,10 @@ class World:
 
     def between(self, least: float, most: float) -> float:
         return least + (most - least) * self.random()
+
+    @property
+    def calm_for_s(self) -> float:
+        return self.now_s - self._calm_since_s if self.calm else 0.0
 
     @property
     def slowness(self) -> float:

@@ -201,7 +201,7 @@ class Jobs:
 
     def overdue_s(self, session: SessionId) -> float:
         """For how long an open session has said nothing, if it is longer than heartbeats take to come; else 0."""
-        silent_s = time.monotonic() - self._heard_s.get(session, math.inf)
+        silent_s = self._clocks.monotonic() - self._heard_s.get(session, math.inf)
         return silent_s if silent_s > self._options.heartbeat_timeout_s / 2 else 0.0
 
     def tick(self) -> None:

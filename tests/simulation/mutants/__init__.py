@@ -14,6 +14,7 @@ from . import (
     quorums,
     ranks,
     regressions,
+    sharing,
     supervising,
     waiting,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "quorums",
     "ranks",
     "regressions",
+    "sharing",
     "supervising",
     "waiting",
 ]
