@@ -107,7 +107,7 @@ class Life:
         self._heard_s: dict[SessionId, float] = {}
         self._stopped_until_s = 0.0
         self._inbox: deque[Callable[[], None]] = deque()
-        self._ran_s = self.clock.now_s
+        self._ran_s = self._awake_since_s = self.clock.now_s
         self._without_s = 0.0  # since when there is no quorum
         self._journal = Journal(self, opened.jobs) if stored else None
         self._jobs = Jobs(options, self, forget_after_s=FORGET_AFTER_S, clocks=self.clocks)
@@ -221,7 +221,18 @@ class Life:
             return
         if self.clocks.monotonic() - self._ran_s > self._options.heartbeat_timeout_s / 2:
             self.world.sometimes.note("suspended")
+        self._end_without_pings()
         self._watched(Tick(), self._jobs.tick)
+
+    def _end_without_pings(self) -> None:
+        """As gRPC does it: a stream ends that has brought nothing for long, and whose process answers no ping."""
+        least_s = self.clock.now_s - self._options.heartbeat_timeout_s
+        if self._awake_since_s > least_s:
+            return  # answers may be unread
+        for session in self.sessions_of(JOB):
+            if self._heard_s[session] < least_s and not self._streams[session].answers():
+                self.world.sometimes.note("silent")
+                self.receive(self._streams[session], None)
 
     def _handle(self, event: Event) -> None:
         if self._fails(event):
@@ -407,6 +418,7 @@ class Life:
     def _wake(self) -> None:
         if self.dead or self.world.now_s < self._stopped_until_s:
             return
+        self._awake_since_s = self.clock.now_s
         if self._journal is not None:
             self._journal.go_on()
         inbox, self._inbox = self._inbox, deque()
@@ -509,18 +521,11 @@ class Life:
         if type(event) is Tick:
             if after.frontier is not None and after.quorum is None and after.groups:
                 note("below min_replicas")
-            if len(after.groups) < len(before.groups) and self._is_silent(before):
-                note("silent")
             for name, (times, _) in after.blamed.items():
                 if times > 1 and name in after.groups and after.groups[name].phase is GroupPhase.READY:
                     note("held back")
         if len(after.distrusted) > len(before.distrusted) and not self.world.halted:
             note("odd one out")
-
-    def _is_silent(self, before: Job) -> bool:
-        now_s, timeout_s = self.clock.now_s, self._options.heartbeat_timeout_s
-        gone = before.groups.keys() - self.job.groups.keys()
-        return any(now_s - self._heard_s[before.groups[name].session] > timeout_s for name in gone)
 
     def _note_quorum(self, before: Job, event: Event) -> None:
         after, note = self.job, self.world.sometimes.note

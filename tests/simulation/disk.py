@@ -33,7 +33,7 @@ class Disk:
         return self._known
 
     def refuses(self) -> bool:
-        """Whether the store finds the next record invalid: a fault of its own, which another try may not have."""
+        """Whether the store finds the next record invalid: a passing fault of the store."""
         setting, world = self._world.setting, self._world
         return bool(setting.refuses) and not world.calm and world.random() < setting.refuses
 

@@ -131,16 +131,16 @@ def _stop(world: "World", fault: Fault, victim: "Process") -> str:
 
 
 def _deafen(world: "World", fault: Fault, victim: "Process") -> str:
-    """The thread of the session stands still alone; heartbeats, which need no lock, may go on."""
-    beats = fault.how < 0.6
+    """The thread of the session stands still alone; answers to pings, which need no lock, may go on."""
+    answers = fault.how < 0.6
     seconds = 0.1 + 4.0 * fault.amount**2
     forever = (
-        beats and fault.other < 0.2 and not world.setting.supervised and _can_be_done_without(world, victim)
+        answers and fault.other < 0.2 and not world.setting.supervised and _can_be_done_without(world, victim)
     )
-    victim.deafen(float("inf") if forever else seconds, beats=beats)
+    victim.deafen(float("inf") if forever else seconds, answers=answers)
     if forever:
         victim.stuck_at = len(world.truth.line)
-    return f"{victim.name} for {'ever' if forever else f'{seconds:.2f} s'}{', its heart beats' * beats}"
+    return f"{victim.name} for {'ever' if forever else f'{seconds:.2f} s'}{', pings are answered' * answers}"
 
 
 def _stick(world: "World", fault: Fault, victim: "Process") -> str:

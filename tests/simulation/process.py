@@ -1,10 +1,9 @@
 """One incarnation of a group: its real core, and a model of its session with the coordinator."""
 
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from jaxft_protocol.messages import GroupName, Heartbeat, Incarnation, Join, Pinned, Welcome
+from jaxft_protocol.messages import GroupName, Incarnation, Join, Pinned, Welcome
 from jaxft_protocol.replica import machine as core
 from jaxft_protocol.replica import state as r
 
@@ -32,8 +31,7 @@ class Process(Trainer):
         self.crash_after: int | None = None  # so many effects
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
-        self._beats = False  # also while the session's thread stands still
-        self._beat = Heartbeat()  # the last one
+        self._answers = False  # pings, while the session's thread stands still
         # How many steps had been committed when an operator heard that this group is drained.
         self.drains_since: int | None = None
         self.put_out = False  # by an operator
@@ -109,16 +107,16 @@ class Process(Trainer):
 
     @property
     def is_stopped(self) -> bool:
-        return self.world.now_s < self._stopped_until_s and not self._beats
+        return self.world.now_s < self._stopped_until_s and not self._answers
 
     def stop(self, seconds: float) -> None:
         """SIGSTOP: the whole process stands still; what is sent to it waits."""
         self.hang(seconds)
-        self.deafen(seconds, beats=False)
+        self.deafen(seconds, answers=False)
 
-    def deafen(self, seconds: float, *, beats: bool) -> None:
-        """The session's thread stands still; with `beats`, another one sends heartbeats."""
-        self._beats = beats
+    def deafen(self, seconds: float, *, answers: bool) -> None:
+        """The session's thread stands still; with `answers`, its process lives, and gRPC answers pings."""
+        self._answers = answers
         until_s = self.world.now_s + seconds
         if until_s > self._stopped_until_s:
             self._stopped_until_s = until_s
@@ -223,8 +221,6 @@ class Process(Trainer):
                         )
                     if type(message) is Pinned:
                         self.world.truth.tells_digest(message.heal_id)
-                    if type(message) is Heartbeat:
-                        self._beat = message
                     self.stream.up(message)
             case r.Dial(delay_s, address):
                 delay_s = self.clock.real(delay_s) + self.world.random() * 0.01
@@ -294,12 +290,6 @@ class Process(Trainer):
             if self.replica.busy and self._waits:
                 self.post(r.Idle())
             self.post(r.Tick(self._computed, self.away, self.progress))
-        elif self._beats and self._welcomed and self.stream is not None and not self.stream.broken:
-            self.stream.up(self.beat_alone())
-
-    def beat_alone(self) -> Heartbeat:
-        """What is said while the session's thread stands still: that the process lives, and nothing new."""
-        return replace(self._beat, moves=False)
 
     def _release(self, heal_id: int) -> None:
         if self.stream is not None and self.stream.life.needs(

@@ -41,7 +41,7 @@ RARE: dict[str, str] = {
     "amnesia": "a coordinator begins without the memory of the one before it",
     "goes on from newer": "a group brings a later step of this run than the job knew of",
     "restored": "a coordinator begins with what another has written",
-    "silent": "a group is evicted for want of heartbeats",
+    "silent": "a stream ends, as its process answers no ping",
     "evicted by progress": "a group is evicted because others waited for it too long, though its heart beats",
     "suspended": "a coordinator that stood still goes on",
     "stood aside": "a group that is away for longer than the job waits is left out, without blame",

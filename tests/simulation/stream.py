@@ -138,6 +138,11 @@ class Stream:
         noticed_s = self._down_ends_s + (0.0 if group else world.setting.keepalive_s)
         world.at(noticed_s, self._group_sees, "connection reset")
 
+    def answers(self) -> bool:
+        """Whether the process at its other end lives, and pings reach it: gRPC answers them without Python's lock."""
+        cut = self.world.cables.is_cut(self.process.name)
+        return not (self.broken or cut or self.process.dead or self.process.is_stopped)
+
     def falls_silent(self) -> None:
         if self.silent_since_s is None:
             self.silent_since_s = self.world.now_s

@@ -1,11 +1,12 @@
 """Edits, checkpoints, the ends of loops, sessions that stand still alone, and many groups."""
 
-from dataclasses import replace
 from typing import Any
 
+from jaxft_coordinator.shell._jobs import Jobs
 from jaxft_protocol.coordinator import draining, quorums, sessions
+from jaxft_protocol.coordinator.job import Received
+from jaxft_protocol.messages import Heartbeat
 
-from ..process import Process
 from ..saving import Saving
 from ..trainer import Trainer
 from ._mutant import mutant
@@ -44,10 +45,17 @@ def _a_drain_is_told_and_forgotten(ask: Any) -> Any:
 # ---- sessions that stand still alone ----
 
 
-@mutant(Process, "beat_alone", "deaf", **of(4, storm_s=3.0))
-def _a_heartbeat_without_a_session_says_that_it_moves(beat: Any) -> Any:
-    """What sends heartbeats while the session's thread stands still says that the training thread gets on."""
-    return lambda self: replace(beat(self), moves=True, away=False)
+@mutant(Jobs, "_alive_s", "deaf", "stuck", **of(4, storm_s=3.0))
+def _an_answer_to_a_ping_is_taken_for_progress(alive_s: Any) -> Any:
+    """A group whose process lives is waited for without an end, though its session says nothing."""
+
+    def mutated(self: Jobs) -> Any:
+        for name, job in list(self._jobs.items()):
+            for session in job.sessions if job.quorum is not None else ():
+                self.step(name, Received(session, Heartbeat(moves=True)))
+        return alive_s(self)
+
+    return mutated
 
 
 # ---- checkpoints ----

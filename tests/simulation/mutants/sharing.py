@@ -32,7 +32,7 @@ def _a_refused_decision_stays_in_memory(refused: Any) -> Any:
 
 @mutant(Jobs, "evict", "evict", **of(4, guests=1, memoryless=False, flaky=0.0))
 def _an_operators_eviction_is_not_told(evict: Any) -> Any:
-    """The group's session is over for the job, and the group does not hear of it."""
+    """The group's session is over for the job, and the group does not learn that."""
 
     def mutated(self: Jobs, name: str, group: Any, reason: str) -> str:
         job = self.get(name)
