@@ -6,44 +6,39 @@ import pytest
 
 import jaxft
 from jaxft._transport._handshake import DATA_PLANE_VERSION
-from tests.clusters import Cluster, Worker, cluster
+from tests.clusters import cluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 STEPS = ("--steps", "8")
 
 
-def refused(here: Cluster, tmp_path: Path, *flags: str) -> tuple[Worker, Worker]:
-    """A job of one group that waits at its third step, and a second one with other flags."""
+# The flags in which a group differs from the job, and the error that names them.
+DIFFER = {
+    ("--shards", "5"): "shards: the job has '4', this group '5'",
+    ("--rate", "0.02"): "program: the job has",
+    ("--width", "48"): "state: the job has",
+    ("--data-plane", "4"): f"jaxft: the job has '{jaxft.__version__}, data plane {DATA_PLANE_VERSION}'",
+    ("--shift", "1"): "batch of step 0 and shard 0: the job has",
+}
+
+
+def test_a_group_that_differs_is_refused_with_what_differs(tmp_path: Path) -> None:
+    """Five at once come to a job of one group that waits at its third step."""
     gate = tmp_path / "refused"
-    first = here.start("group-0", *STEPS, "--gate", f"3:{gate}")
-    here.until(lambda: first.step == 3, "the job to run")
-    second = here.start("group-1", *STEPS, *flags)
-    here.until(lambda: second.process.poll() is not None, "the second group to end")
-    gate.touch()
-    here.until_finished(first)
-    return first, second
-
-
-@pytest.mark.parametrize(
-    ("flags", "difference"),
-    [
-        (("--shards", "5"), "shards: the job has '4', this group '5'"),
-        (("--rate", "0.02"), "program: the job has"),
-        (("--width", "48"), "state: the job has"),
-        (("--data-plane", "4"), f"jaxft: the job has '{jaxft.__version__}, data plane {DATA_PLANE_VERSION}'"),
-        (("--shift", "1"), "batch of step 0 and shard 0: the job has"),
-    ],
-)
-def test_a_group_that_differs_is_refused_with_what_differs(
-    flags: tuple[str, ...], difference: str, tmp_path: Path
-) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        first, second = refused(here, tmp_path, *flags)
-        assert second.process.returncode == 1
-        assert "JoinRefused: the coordinator localhost" in second.log()
-        assert difference in second.log()
+        first = here.start("group-0", *STEPS, "--gate", f"3:{gate}")
+        here.until(lambda: first.step == 3, "the job to run")
+        others = {flags: here.start(f"other{flags[0]}", *STEPS, *flags) for flags in DIFFER}
+        for other in others.values():
+            here.until(lambda other=other: other.process.poll() is not None, "the other group to end")
+        gate.touch()
+        here.until_finished(first)
+        for flags, difference in DIFFER.items():
+            assert others[flags].process.returncode == 1
+            assert "JoinRefused: the coordinator localhost" in others[flags].log()
+            assert difference in others[flags].log()
         assert [event["step"] for event in first.steps()] == list(range(1, 9))
 
 
