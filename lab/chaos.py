@@ -7,12 +7,13 @@ from jaxft_launch.processes._checks import LaunchError, check_json_file
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
 from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._runs import (
     SILENCE_TIMEOUT_S,
     conclude,
+    job_of,
     run_folder,
     run_job,
     run_storm,
@@ -184,5 +185,14 @@ def plan(options: LabChaosOptions, example: Example, steps: int) -> tuple[Strike
 def _run_alone(program: Program, processes: Processes, display: Display, nproc: int) -> RunRecord:
     """Train undisturbed, in one group that computes all shards: the same bits by design, and faster."""
     display.say("the same steps, undisturbed, in one group")
-    job = Job("undisturbed", ("alone",), program, coordinator=None, processes=processes, nproc=nproc)
-    return run_job(job, display, Storm(display, ()), title="undisturbed run")
+    alone = job_of(
+        "undisturbed",
+        ("alone",),
+        program,
+        processes=processes,
+        display=display,
+        coordinator=None,
+        nproc=nproc,
+    )
+    with alone as job:
+        return run_job(job, display, Storm(display, ()), title="undisturbed run")

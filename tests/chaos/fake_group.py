@@ -1,4 +1,4 @@
-"""A victim under the demo's fake coordinator, which enters phases like the library.
+"""A victim under a fake coordinator, which enters phases like the library.
 
 Without --coordinator it is alone, and records every step at once. `--digest-again DIGEST` is its final digest if an
 earlier incarnation was killed.
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from jaxft._supervised._phase_file import Word, WordFile
 from jaxft._supervised._victim import Doom, obey
 
 STEP_FIELDS = {
@@ -47,8 +48,17 @@ def follow(flags: argparse.Namespace, events: IO[str], doom: Doom | None) -> Non
             if fields["event"] == "finished" and flags.digest_again and ".0." not in flags.events.name:
                 fields["digest"] = flags.digest_again
             write(events, fields)
+            sign(fields)
             if fields["event"] == "step":
                 connection.sendall(b".")
+
+
+def sign(fields: dict[str, Any]) -> None:
+    """Give the supervisor a sign of life: a group that commits steps is restarted at once."""
+    step, now_s = fields["step"], time.time()
+    committed = step if fields.get("attempts") else 0
+    word = Word(phase="vote", step=step, t_s=now_s, first_t_s=now_s, members=3, committed=committed)
+    WordFile(Path(os.environ["JAXFT_PHASE_FILE"])).write(word)
 
 
 def write(events: IO[str], fields: dict[str, Any]) -> None:

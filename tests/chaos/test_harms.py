@@ -66,11 +66,19 @@ class Scene:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.processes = stack.enter_context(Processes(folder, cwd=folder))
         program = Program(words=(sys.executable, "-S", "-c", GROUP), steps=1000, takes_orders=True)
-        self.job = Job("storm", GROUPS, program, coordinator="nowhere:1", processes=self.processes)
         self.network = stack.enter_context(Network(GROUPS, lambda name: None))
         self.display = Display(io.StringIO(), name="test")
-        for group in GROUPS:
-            self.job.start(group)
+        command = (sys.executable, "-S", "-c", LISTENER)
+        self.coordinator = Coordinator(self.processes, command)
+        self.job = Job(
+            "storm",
+            GROUPS,
+            program,
+            processes=self.processes,
+            display=self.display,
+            coordinator=self.coordinator,
+        )
+        until(lambda: self.job.poll() or self.job.has_begun)
 
     def commit(self, step: int, *members: str) -> None:
         for group in members:
@@ -80,6 +88,7 @@ class Scene:
 
     def until_over(self, harm: Any) -> None:
         def over() -> bool:
+            self.job.poll()
             harm.pursue(self.job)
             return harm.over(self.job)
 
@@ -186,8 +195,7 @@ def test_links_are_cut_for_their_time(scene: Scene, how: How, other: str, cut: s
 
 
 def test_the_coordinator_comes_back_on_its_port(scene: Scene) -> None:
-    command = (sys.executable, "-S", "-c", LISTENER)
-    coordinator = Coordinator(scene.processes, command)
+    coordinator = scene.coordinator
     port, dead = coordinator.port, coordinator.child
     victim = Victim(COORDINATOR, "any", kind=FaultKind.COORDINATOR)
     scene.until_over(CoordinatorDeath(victim, 0, scene.job, scene.display, coordinator))
@@ -203,7 +211,9 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
     for came in (True, False):
         harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
         assert not harm.over(scene.job)
-        scene.job.start("group-1")
+        number = scene.job.current("group-1").number
+        scene.job.current("group-1").child.kill()
+        until(lambda n=number: scene.job.poll() or scene.job.current("group-1").number > n)
         harm.pursue(scene.job)
         if came:
             scene.network.damaged += 1
@@ -240,7 +250,7 @@ def test_exchanges_with_nothing_to_damage_hold_up_no_other_strike(scene: Scene) 
         assert storm.undamaged == 0
         scene.commit(2 + step, *GROUPS)
         storm.strike(scene.job)
-    until(lambda: storm.strike(scene.job) or scene.job.faults)
+    until(lambda: scene.job.poll() or storm.strike(scene.job) or scene.job.faults)
     assert storm.undamaged == 1
     assert [fault.kind for fault in scene.job.faults] == ["stop"]
 
@@ -258,8 +268,9 @@ def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> No
     while not scene.job.faults:
         assert scene.job.current("group-1").child.exit_code() is None
         assert not scene.job.kills
+        scene.job.poll()
         storm.strike(scene.job)
-    until(lambda: storm.strike(scene.job) or scene.job.kills)
+    until(lambda: scene.job.poll() or storm.strike(scene.job) or scene.job.kills)
     assert scene.job.kills[0].t_s >= scene.job.faults[0].end_s
 
 

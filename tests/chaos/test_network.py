@@ -11,7 +11,8 @@ import pytest
 
 from jaxft._transport._listener import Abort, ConnectionRequest, Listener, dial
 from jaxft._transport._sockets import recv_exactly, send_all
-from jaxft_launch.storm._network import COORDINATOR, LEAST_DAMAGED_BYTES, Network
+from jaxft_launch.storm._faults import COORDINATOR
+from jaxft_launch.storm._network import LEAST_DAMAGED_BYTES, Network
 from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")

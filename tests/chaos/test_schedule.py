@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from jaxft._supervised._announcements import announced
 from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.storm._faults import PHASES, RETURN_PHASES
 from jaxft_launch.storm._schedule import FIRST_STEP, Strike, deal_ranks, plan_strikes
@@ -128,17 +127,3 @@ def test_a_few_kills_can_be_planned_too(kills: int, seed: int) -> None:
 def test_what_cannot_be_planned_says_why(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(LaunchError, match=text):
         plan(**changes)
-
-
-@pytest.mark.parametrize(
-    ("message", "phase"),
-    [
-        ("compute step 3 shard 1", ("compute", 3)),
-        ("exchange step 12", ("exchange", 12)),
-        ("replay step 7", ("replay", 7)),
-        ("[jaxft group-1] heals to step 44 from group-0, group-2", ("heal", 44)),
-        ("Dropped a connection from vote step 3", None),
-    ],
-)
-def test_the_announcements(message: str, phase: tuple[str, int] | None) -> None:
-    assert announced(message) == phase

@@ -15,6 +15,7 @@ from jaxft_launch.storm._faults import Victim
 from jaxft_launch.storm._job import Incarnation, Job, Program
 from jaxft_launch.storm._schedule import Strike
 from jaxft_launch.storm._storm import LATE_STEPS, Storm
+from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
 
@@ -25,7 +26,11 @@ class FakeChild:
 
     pid: int = 1
     ended: int | None = None
+    warm: bool = False
     orders: list[str] = field(default_factory=list)
+
+    def rest(self) -> list[int]:
+        return []
 
     def exit_code(self) -> int | None:
         return self.ended
@@ -45,10 +50,24 @@ class FakeProcesses(Processes):
 def make_job(folder: Path, *, steps: int = 1000) -> Job:
     program = Program(words=("train",), steps=steps, takes_orders=True)
     processes = FakeProcesses(folder, cwd=folder)
-    job = Job("storm", GROUPS, program, coordinator="localhost:1", processes=processes)
-    for group in GROUPS:
-        job.start(group)
+    display = Display(io.StringIO(), name="test")
+    job = Job("storm", GROUPS, program, processes=processes, display=display, coordinator=None)
+    job.poll()
+    assert job.has_begun
     return job
+
+
+def until_ended(job: Job, group: str) -> None:
+    """Let a process of a group be killed from outside, and wait until the supervisor knows that."""
+    incarnation = job.current(group)
+    child(job, group).ended = -signal.SIGKILL
+    patience.until(lambda: job.poll() or incarnation.end, f"the end of {group}")
+
+
+def until_again(job: Job, group: str) -> None:
+    """Wait until the supervisor has restarted a group that has committed nothing: for a second."""
+    number = job.current(group).number
+    patience.until(lambda: job.poll() or job.current(group).number > number, f"{group} again")
 
 
 def commit(job: Job, step: int, *members: str) -> None:
@@ -110,12 +129,12 @@ def test_who_is_dead_finished_or_not_there_in_person_is_no_member(tmp_path: Path
     job = make_job(tmp_path)
     commit(job, 9, *GROUPS)
     assert job.members_at_work() == set(GROUPS)
-    child(job, "group-0").ended = -9
+    until_ended(job, "group-0")
     assert job.members_at_work() == {"group-1", "group-2"}
     job.current("group-1").finished = FinishedEvent(t_s=0.0, step=9, digest=None)
     assert job.members_at_work() == {"group-2"}
-    job.start("group-2")  # the quorum still names it, but this process has not taken part yet
-    assert job.members_at_work() == set()
+    until_again(job, "group-0")  # the quorum still names it, but this process has not taken part yet
+    assert job.members_at_work() == {"group-2"}
 
 
 def test_the_next_strike_waits_for_the_death_of_the_last_victim_who_is_launched_again(tmp_path: Path) -> None:
@@ -124,13 +143,14 @@ def test_the_next_strike_waits_for_the_death_of_the_last_victim_who_is_launched_
     storm.strike(job)
     storm.strike(job)
     assert struck(job) == {"group-1"}
-    victim = child(job, "group-1")
-    victim.ended = -signal.SIGKILL
-    assert job.failed() is None  # before the death has been collected
+    until_ended(job, "group-1")
+    assert job.failed() is None  # before the death has been recorded
     storm.strike(job)
-    assert job.current("group-1").number == 1
     assert [(kill.group, kill.aim, kill.incarnation) for kill in job.kills] == [("group-1", "vote", 0)]
-    assert struck(job) == {"group-2"}
+    assert struck(job) == {"group-1", "group-2"}
+    assert job.absent() == ["group-1"]
+    until_again(job, "group-1")
+    assert (job.failed(), job.absent()) == (None, [])
 
 
 def test_a_phase_of_a_return_is_ordered_at_the_launch_and_hit_as_a_member_if_it_never_came(
@@ -139,7 +159,9 @@ def test_a_phase_of_a_return_is_ordered_at_the_launch_and_hit_as_a_member_if_it_
     job, storm = make_job(tmp_path), storm_of(at(1, "group-1"), at(1, "group-1", phase="replay"))
     commit(job, 9, *GROUPS)
     storm.strike(job)
-    child(job, "group-1").ended = -signal.SIGKILL
+    until_ended(job, "group-1")
+    storm.strike(job)
+    until_again(job, "group-1")
     storm.strike(job)
     again = child(job, "group-1")
     assert "die replay 0.0" in again.orders
@@ -157,7 +179,7 @@ def test_a_death_that_nobody_ordered_is_a_failure(tmp_path: Path) -> None:
     job, storm = make_job(tmp_path), storm_of(at(1, "group-1"))
     commit(job, 9, *GROUPS)
     storm.strike(job)
-    child(job, "group-0").ended = -signal.SIGKILL
+    until_ended(job, "group-0")
     failed: Incarnation | None = job.failed()
     assert failed is not None
     assert failed.group == "group-0"
@@ -171,15 +193,19 @@ def test_steps_are_not_stretched_once_all_victims_are_back(tmp_path: Path, to_th
     storm = Storm(display, (at(5, "group-1"),), lasts_s=500.0, to_the_end=to_the_end)
 
     def pace_s(step: int, *members: str) -> float:
+        job.poll()
         commit(job, step, *members)
         storm.tell(job)
         storm.strike(job)
         return float([order for order in child(job, "group-0").orders if "pace" in order][-1].split()[1])
 
     assert pace_s(5, *GROUPS) > 0
-    child(job, "group-1").ended = -signal.SIGKILL
+    until_ended(job, "group-1")
     assert pace_s(6, "group-0", "group-2") > 0
     assert job.kills
+    until_again(job, "group-1")
+    storm.strike(job)
+    assert child(job, "group-1").orders[0].startswith("pace ")  # what the others have
     assert (pace_s(7, *GROUPS) > 0) == to_the_end
 
 

@@ -189,7 +189,7 @@ class Processes:
         our own, which has neither.
         """
         self.folder = folder
-        self._cwd = cwd
+        self.cwd = cwd
         none = () if keeps_token else ("JAXFT_TOKEN", *TLS_VARIABLES)
         # Sets of texts have one order in all groups: where a step goes through one, it is the same program in each.
         seed = os.environ.get("PYTHONHASHSEED", "0")
@@ -287,7 +287,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=self._cwd,
+                cwd=self.cwd,
                 env=dict(environment),
                 process_group=0,
                 pass_fds=pass_fds,

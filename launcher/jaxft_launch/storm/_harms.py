@@ -218,24 +218,22 @@ class Corruption(Harm):
 
 
 class CoordinatorDeath(Harm):
-    """SIGKILL, and a restart with the same command on the same port."""
+    """SIGKILL. The supervisor restarts it with the same command on the same port."""
 
     def __init__(
         self, victim: Victim, strike: int, job: Job, display: Display, coordinator: Coordinator
     ) -> None:
         super().__init__(victim, strike, job, display)
         self._coordinator = coordinator
-        coordinator.child.kill()
+        self._dead = coordinator.child
+        self._dead.kill()
         self._begins()
-        self._started = False
 
     def pursue(self, job: Job) -> None:
-        if not self._started and self._coordinator.child.exit_code() is not None:
-            self._started = True
-            self._coordinator.start_again()
+        pass
 
     def over(self, job: Job) -> bool:
-        if not self._started or not self._coordinator.listens():
+        if self._coordinator.child is self._dead or not self._coordinator.listens():
             return False
         self._ends(job)
         return True

@@ -1,5 +1,7 @@
-"""A job on this machine: launches, kills and restarts its groups, and watches their event files."""
+"""The groups of one run, under the supervisor of `jaxft launch`: what each life of them does and reports."""
 
+import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,14 +9,21 @@ from pathlib import Path
 from typing import Protocol
 
 from jaxft._supervised._phase_file import orders_beside, steps_beside
-from jaxft_launch.processes._processes import KILLED, Child, Processes
-from jaxft_launch.processes._python_command import python_command
-from jaxft_launch.processes._ranks import Member, start_ranks
-from jaxft_launch.processes._warm import Warm
+from jaxft_launch.processes._coordinator import Coordinator
+from jaxft_launch.processes._processes import Child, Processes
+from jaxft_launch.processes._ranks import Member
+from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import EventFile, FinishedEvent, StepEvent
-from jaxft_launch.storm._fate import Fate
 from jaxft_launch.storm._record import Fault, History, Kill, RunRecord
-from jaxft_launch.supervise.core.values import AGAIN
+from jaxft_launch.supervise._plan import LaunchPlan
+from jaxft_launch.supervise.core.entries import Entry, GroupEnded, GroupStarted, RankEnded
+from jaxft_launch.supervise.core.group import Rules
+from jaxft_launch.supervise.core.life import DEADLINES_S
+from jaxft_launch.supervise.core.values import Ending
+from jaxft_launch.supervise.driver import Driver, RankStart
+
+# What hangs or is silent is a fault of the storm, and its length is planned.
+NO_DEADLINES = Rules(deadlines=dict.fromkeys(DEADLINES_S, math.inf))
 
 
 class Doors(Protocol):
@@ -58,7 +67,7 @@ class Program:
             "{group}": group,
             "{rank}": str(rank),
             "{events}": str(events),
-            "{folder}": str(events.parent / job),
+            "{folder}": str(events.parent),
         }
         filled = list(self.own_words.get(group, self.words))
         for name, value in values.items():
@@ -76,14 +85,17 @@ class Rank:
 
 @dataclass(eq=False, slots=True)
 class Incarnation:
-    """A group's processes, and their reports so far.
+    """A life of a group: its processes, and their reports so far.
 
     Attributes:
         ranks: the processes. The first one reports for the group.
         launched_s: when it was started, in seconds since 1970.
+        end: how it ended; None while it runs, or what it has started does.
+        failing: the process that failed first, or the first of all.
         killed: whether its kill is recorded.
         doomed: whether a SIGKILL is planned, so that its death is not a failure.
         frozen: whether one of several processes was stopped, so that the others may end.
+        pace_s: how much longer it was ordered to make each step.
         read_to_end: whether it has ended, and all of its output has been read.
     """
 
@@ -92,16 +104,18 @@ class Incarnation:
     ranks: tuple[Rank, ...]
     events: EventFile
     launched_s: float
+    end: GroupEnded | None = None
+    failing: Child = field(init=False)
     killed: bool = False
     doomed: bool = False
     frozen: bool = False
+    pace_s: float = 0.0
     read_to_end: bool = False
     steps: list[StepEvent] = field(default_factory=list)
     finished: FinishedEvent | None = None
-    fate: Fate = field(init=False)
 
     def __post_init__(self) -> None:
-        self.fate = Fate([rank.child for rank in self.ranks])
+        self.failing = self.child
 
     @property
     def child(self) -> Child:
@@ -116,29 +130,22 @@ class Incarnation:
     @property
     def over(self) -> bool:
         """Whether all of its processes have ended."""
-        self.fate.watch()
-        return self.fate.over
+        return all(rank.child.exit_code() is not None for rank in self.ranks)
 
     @property
     def status(self) -> int:
-        """The exit status that says how it ended. Only once it is over."""
-        return self.fate.result()[1]
-
-    @property
-    def failing(self) -> Child:
-        """The process that failed first, or the first of all."""
-        return self.ranks[self.fate.failed or 0].child
+        """The exit status that says how it ended. Only once `end` is known."""
+        assert self.end is not None
+        return self.end.status
 
     @property
     def fell(self) -> bool:
         """Whether it is over because of a fault that we injected."""
-        if not (self.doomed or self.frozen) or not self.over:
+        if self.end is None or not (self.doomed or self.frozen):
             return False
-        statuses = self.fate.statuses.values()
-        if self.doomed and any(status in KILLED for status in statuses):
-            return True
-        # Other processes may end because of the victim, and be seen before it.
-        return len(self.ranks) > 1 and self.status == AGAIN
+        # Other processes may end because of the victim.
+        asks_again = len(self.ranks) > 1 and self.end.ending == Ending.AGAIN
+        return self.end.ending == Ending.KILLED or asks_again
 
     def order(self, text: str) -> None:
         """Order all of its processes something."""
@@ -182,89 +189,104 @@ class Job:
         groups: Sequence[str],
         program: Program,
         *,
-        coordinator: str | None,
         processes: Processes,
+        display: Display,
+        coordinator: Coordinator | None,
         doors: Doors | None = None,
         nproc: int = 1,
     ) -> None:
-        """Start nothing yet.
+        """Start nothing yet: `poll` does.
 
-        Args:
-            name: its name at the coordinator.
-            groups: the names of the groups.
-            program: what they run.
-            coordinator: its address; None if there is none.
-            processes: what starts them.
-            doors: a proxy in front of the coordinator and the groups.
-            nproc: the number of processes of each group.
+        `processes` belong to this job alone, and `coordinator` is None for a single group without one. `doors`: a
+        proxy in front of the coordinator and the groups. What the supervisor tells is in the file supervisor.log.
         """
         self.name = name
         self.groups = tuple(groups)
         self.program = program
         self.nproc = nproc
-        self._coordinator = coordinator
-        self._doors = doors
         self._processes = processes
+        self._display = display
+        self._log = processes.folder / "supervisor.log"
         self._incarnations: dict[str, list[Incarnation]] = {group: [] for group in groups}
-        self._warm: dict[str, Warm] = {}
         self._kills: list[Kill] = []
         self._faults: list[Fault] = []
-
-    def start(self, group: str) -> Incarnation:
-        """Launch or restart a group."""
-        number = len(self._incarnations[group])
-        name = f"{self.name}.{group}.{number}"
-        member = self._member(group)
-        files = [
-            self._processes.folder / f"{member.process_name(name, rank)}.jsonl" for rank in range(self.nproc)
-        ]
-        commands = [
-            self.program.command(
-                job=self.name, group=group, coordinator=member.coordinator, events=file, rank=rank
-            )
-            for rank, file in enumerate(files)
-        ]
-        takes_orders = self.program.takes_orders
-        children = start_ranks(
-            member,
-            commands,
-            self._processes,
-            name=name,
-            warm=self._warm_for(member, commands[0]),
-            own=[{"JAXFT_CHAOS": str(file)} if takes_orders else {} for file in files],
-            orders=[orders_beside(file) for file in files] if takes_orders else [],
+        address = None if coordinator is None else coordinator.address
+        plan = LaunchPlan(
+            groups=tuple(self._member(group, address, doors) for group in groups),
+            command=program.words,
+            rules=NO_DEADLINES,
+            caches=False,
+            preload=program.preload,
         )
-        events = files[0] if self.program.writes_events else steps_beside(files[0])
-        ranks = tuple(Rank(child, file) for child, file in zip(children, files, strict=True))
-        self._incarnations[group].append(Incarnation(group, number, ranks, EventFile(events), time.time()))
-        return self.current(group)
+        self._driver = Driver(
+            plan,
+            processes,
+            phases=processes.folder / "phases",
+            listener=self,
+            coordinator=coordinator,
+            start_of=self._start_of,
+        )
 
-    def _member(self, group: str) -> Member:
-        coordinator = self._coordinator if self._doors is None else self._doors.coordinator_of(group)
-        extra = {} if self._doors is None else {"JAXFT_HOST": self._doors.host_of(group)}
-        return Member(name=group, nproc=self.nproc, coordinator=coordinator, extra=extra)
+    def _member(self, group: str, address: str | None, doors: Doors | None) -> Member:
+        if doors is None:
+            return Member(name=group, nproc=self.nproc, coordinator=address)
+        host = {"JAXFT_HOST": doors.host_of(group)}
+        return Member(name=group, nproc=self.nproc, coordinator=doors.coordinator_of(group), extra=host)
 
-    def _warm_for(self, member: Member, command: Sequence[str]) -> Warm | None:
-        """Return the warm process of a group, which a restart does not wait for; None for other programs."""
-        python = python_command(command)
-        if python is None:
-            return None
-        if member.name not in self._warm:
-            for group in self.groups:  # all at once: the first start of each waits for its own
-                self._warm[group] = self._processes.start_warm(
-                    f"{self.name}.{group}.warm",
-                    environment=member.environment(),
-                    preload=self.program.preload,
-                    options=python.options,
-                )
-        warm = self._warm[member.name]
-        if not self._incarnations[member.name]:
-            warm.until_ready()
-        return warm
+    def _start_of(self, member: Member, life: int, rank: int) -> RankStart:
+        file = self._file(member, life, rank)
+        words = self.program.command(
+            job=self.name, group=member.name, coordinator=member.coordinator, events=file, rank=rank
+        )
+        if not self.program.takes_orders:
+            return RankStart(words=words)
+        environment = {"JAXFT_CHAOS": str(file)}
+        return RankStart(words=words, environment=environment, orders=orders_beside(file))
+
+    def _file(self, member: Member, life: int, rank: int) -> Path:
+        return self._processes.folder / f"{member.process_name(f'{member.name}.{life}', rank)}.jsonl"
+
+    # ---- what the supervisor tells ----
+
+    def write(self, entry: Entry) -> None:
+        """Note the beginning and the end of a life."""
+        match entry:
+            case GroupStarted(group=group, life=life):
+                self._begin(group, life)
+            case RankEnded(group=group, life=life, rank=rank):
+                self._incarnations[group][life].failing = self._incarnations[group][life].ranks[rank].child
+            case GroupEnded(group=group, life=life):
+                self._incarnations[group][life].end = entry
+            case _:
+                pass
+
+    def say(self, text: str) -> None:
+        with self._log.open("a") as file:
+            file.write(f"{time.strftime('%H:%M:%S')}  {text}\n")
+
+    def _begin(self, group: str, life: int) -> None:
+        member = self._driver.members[group]
+        ranks = tuple(
+            Rank(child, self._file(member, life, rank))
+            for rank, child in enumerate(self._driver.children(group))
+        )
+        file = ranks[0].files
+        events = EventFile(file if self.program.writes_events else steps_beside(file))
+        found = Incarnation(group, life, ranks, events, time.time())
+        self._incarnations[group].append(found)
+        self._display.say(f"{'launched' if life == 0 else 'restarted'} {group} (pid {found.pids})")
+
+    # ---- what is done ----
+
+    def poll(self) -> None:
+        """Let the supervisor do what is due, and read all new events."""
+        self._driver.poll()
+        for incarnation in self._all():
+            incarnation.read()
 
     def note(self, kill: Kill) -> None:
-        """Record the kill of a group's newest incarnation."""
-        self.current(kill.group).killed = True
+        """Record the kill of an incarnation."""
+        self._incarnations[kill.group][kill.incarnation].killed = True
         self._kills.append(kill)
 
     def note_fault(self, fault: Fault) -> None:
@@ -274,14 +296,27 @@ class Job:
     def end(self) -> None:
         """End every process that still runs, and read the last events."""
         self._processes.end([rank.child for incarnation in self._all() for rank in incarnation.ranks])
-        self._processes.end_warm(list(self._warm.values()))
-        self._warm.clear()
-        self.read()
-
-    def read(self) -> None:
-        """Read all new events."""
+        self._driver.end()
         for incarnation in self._all():
             incarnation.read()
+
+    # ---- what is known ----
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all groups have been started."""
+        return all(self._incarnations.values())
+
+    def port_of(self, group: str) -> int | None:
+        """Return the port on which a group listens; None if it does not yet."""
+        if not self._incarnations[group]:
+            return None
+        try:
+            lines = steps_beside(self.current(group).events.path).read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return None
+        entered = next((line for line in lines if line.endswith(b"\n")), None)
+        return None if entered is None else json.loads(entered)["port"]
 
     def current(self, group: str) -> Incarnation:
         """Return a group's newest incarnation."""
@@ -298,24 +333,23 @@ class Job:
         return max((i.steps[-1].t_s for i in self._all() if i.steps), default=None)
 
     @property
-    def cold(self) -> Mapping[str, str]:
-        """Why groups have no warm process, by group."""
-        return {group: warm.problem for group, warm in self._warm.items() if warm.problem}
-
-    @property
     def over(self) -> bool:
         """Whether no process is left that could report more."""
-        return all(self.current(group).over for group in self.groups)
+        return self._driver.over
 
     def failed(self) -> Incarnation | None:
         """Return an incarnation that ended before it finished, and was not killed by us."""
         for incarnation in self._all():
-            if not incarnation.over or incarnation.killed or incarnation.fell:
+            if incarnation.end is None or incarnation.killed or incarnation.fell:
                 continue
             incarnation.read()  # its last events may not have been read yet
             if incarnation.status != 0 or incarnation.finished is None:
                 return incarnation
         return None
+
+    def absent(self) -> list[str]:
+        """Return the groups whose newest incarnation fell: once the job is over, they are not restarted."""
+        return [group for group in self.groups if self.current(group).killed or self.current(group).fell]
 
     def members_at_work(self) -> frozenset[str]:
         """Return the groups whose current processes took part in the newest step."""

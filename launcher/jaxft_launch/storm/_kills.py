@@ -8,10 +8,11 @@ from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._faults import ANY, STEP_PHASES, Victim
 from jaxft_launch.storm._job import Job
 from jaxft_launch.storm._record import Kill
+from jaxft_launch.supervise.core.values import Ending
 
 
 class Death:
-    """Kills a process of a group once, and restarts the group."""
+    """Kills a process of a group once. The supervisor restarts the group."""
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, *, boot_s: float) -> None:
         """Order the kill, or set its time. `boot_s`: the time from a start to the first announced phase."""
@@ -36,21 +37,17 @@ class Death:
         return self._victim.group
 
     def over(self, job: Job) -> bool:
-        """Record the death if it has happened, and restart the victim; return whether the kill is over."""
-        if not self._incarnation.over:
+        """Record the death if it has happened; return whether the kill is over."""
+        if self._incarnation.end is None:
             return False
         if not self._was_killed():
             self._display.say(f"{self.group} ended before it could be killed")
             return True
         self.kill = kill = self._kill_of(job)
         job.note(kill)
-        again = job.start(kill.group)
         where = f"in {kill.phase}, step {kill.step}" if kill.phase in STEP_PHASES else f"in {kill.phase}"
         rank = "" if job.nproc == 1 else f" rank {kill.rank}"
-        self._display.say(
-            f"kill {len(job.kills)}: {kill.group}{rank} (pid {self._rank.child.pid}) {where}; "
-            f"restarted (pid {again.pids})"
-        )
+        self._display.say(f"kill {len(job.kills)}: {kill.group}{rank} (pid {self._rank.child.pid}) {where}")
         return True
 
     def pursue(self, job: Job) -> None:
@@ -67,7 +64,8 @@ class Death:
             self._rank.child.kill()
 
     def _was_killed(self) -> bool:
-        if self._incarnation.fate.statuses.get(self._victim.rank) in KILLED:
+        assert self._incarnation.end is not None
+        if self._incarnation.end.ending == Ending.KILLED:
             return True
         # Another process, which ended because of this, was seen first, and the group ended with it.
         ordered = self._sent_s is not None or self._has_killed_itself()

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from jaxft._supervised._phase_file import steps_beside
 from jaxft_launch.processes._checks import check_new_folder
 from jaxft_launch.processes._coordinator import Coordinator
 from jaxft_launch.processes._processes import Processes
@@ -32,6 +31,8 @@ from jaxft_launch.storm._verdict import Verdict
 POLL_S = 0.02
 # The job hangs if there is no step for this long; a cold start compiles in less.
 SILENCE_TIMEOUT_S = 180.0
+# Until all groups run: each waits for its warm process.
+START_TIMEOUT_S = 1800.0
 
 
 def run_storm(
@@ -57,19 +58,22 @@ def run_storm(
     def where(name: str) -> int | None:
         if name == COORDINATOR:
             return coordinator.port
-        return _port_in(steps_beside(job.current(name).events.path))
+        return job.port_of(name)
 
     with contextlib.ExitStack() as stack:
         if any(victim.kind.on_the_network for strike in strikes for victim in strike.victims):
             network = stack.enter_context(Network(groups, where))
-        job = Job(
-            "storm",
-            groups,
-            program,
-            coordinator=coordinator.address,
-            processes=processes,
-            doors=network,
-            nproc=nproc,
+        job = stack.enter_context(
+            job_of(
+                "storm",
+                groups,
+                program,
+                processes=processes,
+                display=display,
+                coordinator=coordinator,
+                doors=network,
+                nproc=nproc,
+            )
         )
         storm = Storm(
             display,
@@ -89,6 +93,17 @@ def run_storm(
             silence_advice=silence_advice,
         )
         return replace(record, planned_faults=storm.planned_faults, undamaged=storm.undamaged)
+
+
+@contextlib.contextmanager
+def job_of(
+    name: str, groups: Sequence[str], program: Program, *, processes: Processes, **options: Any
+) -> Iterator[Job]:
+    """Yield a job whose processes have a separate folder beneath the folder of `processes`."""
+    folder = processes.folder / name
+    folder.mkdir()
+    with Processes(folder, cwd=processes.cwd) as own:
+        yield Job(name, groups, program, processes=own, **options)
 
 
 def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
@@ -119,21 +134,24 @@ def run_job(
     silence_timeout_s: float = SILENCE_TIMEOUT_S,
     silence_advice: str = "",
 ) -> RunRecord:
-    """Launch all groups, let the storm strike, and return what happened once every group has ended.
+    """Run all groups, let the storm strike, and return what happened once every group has ended.
 
     A group that fails by itself, or a job that hangs, ends the run at once. It becomes a problem in the record, and
     the end of the failed process's log is shown; `silence_advice` follows the words about a job that hangs. A group
-    that returns once the job is over ends the run as well: the job was too short.
+    that is away when the job is over ends the run as well: the job was too short.
     """
     problems: list[str] = []
     too_short = ""
-    for group in job.groups:
-        display.say(f"launched {group} (pid {job.start(group).pids})")
-    began_s = time.time()  # not before: a start waits for a warm process, on a busy machine for minutes
-    for group, problem in job.cold.items():
-        display.say(f"{group} has no warm process: {problem}")
-    while not problems:
-        job.read()
+    begun_s = began_s = time.time()
+    while not (problems or too_short):
+        job.poll()
+        if not job.has_begun:
+            # Its clock starts with the groups: on a busy machine, warm processes need minutes.
+            began_s = time.time()
+            if began_s - begun_s > START_TIMEOUT_S:
+                problems.append(f"not all groups were started within {START_TIMEOUT_S:.0f} s")
+            time.sleep(POLL_S)
+            continue
         display.show(view_of(job, title=title))
         storm.tell(job)
         if failed := job.failed():
@@ -142,9 +160,11 @@ def run_job(
                 too_short = (
                     f"{failed.failing.name} returned only after the job was over; give the job more steps"
                 )
-                break
-            problems.append(failure_text(failed))
+            else:
+                problems.append(failure_text(failed))
         elif job.over:
+            if absent := job.absent():
+                too_short = f"{', '.join(absent)} was away when the job was over; give the job more steps"
             break
         elif time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_timeout_s:
             problems.append(
@@ -156,7 +176,8 @@ def run_job(
             storm.strike(job)
         time.sleep(POLL_S)
     job.end()
-    storm.tell(job)
+    if job.has_begun:
+        storm.tell(job)
     return job.record(planned_kills=storm.planned_kills, problems=problems, too_short=too_short)
 
 
@@ -183,16 +204,6 @@ def failure_text(failed: Incarnation) -> str:
     if status == 0:
         return f"{child.name} ended before the job was finished"
     return f"{child.name} (pid {child.pid}) failed with exit status {status}"
-
-
-def _port_in(steps: Path) -> int | None:
-    """Return the port on which the group with this event file listens, or None if it does not yet."""
-    try:
-        lines = steps.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return None
-    entered = next((line for line in lines if line.endswith(b"\n")), None)
-    return None if entered is None else json.loads(entered)["port"]
 
 
 @contextlib.contextmanager

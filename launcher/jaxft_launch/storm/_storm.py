@@ -35,7 +35,7 @@ PACE_UNIT_S = 0.05
 
 
 class Storm:
-    """Watches a job, strikes as planned, and restarts every victim of a kill at once."""
+    """Watches a job and strikes as planned. The job's supervisor restarts the victims."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Storm:
         self._due_step = 0
         self._pace_s = 0.0
         self._finished: set[str] = set()
+        self._fallen: set[tuple[str, int]] = set()
 
     def tell(self, job: Job) -> None:
         """Report which groups are back, and which have finished."""
@@ -102,7 +103,7 @@ class Storm:
                 self._see_off(harm, job)
         for harm in self._under_way:
             harm.pursue(job)
-        self._restart_the_fallen(job)
+        self._note_the_fallen(job)
         if not self._under_way and self._waiting and _may_fall(self._waiting[0][1], job):
             number, strike = self._waiting.popleft()
             self._due_step = strike.step
@@ -121,29 +122,27 @@ class Storm:
         if isinstance(harm, Death):
             if harm.kill is None:
                 return
-            job.current(harm.group).order(f"pace {self._pace_s}")
             self._away_since_s[harm.group] = harm.kill.t_s
         elif harm.group != COORDINATOR and harm.group not in job.members_at_work():
             self._away_since_s.setdefault(harm.group, time.time())
 
-    def _restart_the_fallen(self, job: Job) -> None:
-        """Restart groups of several processes that a stop has ended."""
-        struck = {harm.group for harm in self._under_way}
+    def _note_the_fallen(self, job: Job) -> None:
+        """Note which groups of several processes a stop has ended."""
         for group in job.groups:
             incarnation = job.current(group)
-            if group in struck or not incarnation.frozen or not incarnation.fell:
-                continue
-            again = job.start(group)
-            again.order(f"pace {self._pace_s}")
-            self._away_since_s.setdefault(group, time.time())
-            self._display.say(f"{group} has ended, because a rank was silent; restarted (pid {again.pids})")
+            if incarnation.frozen and incarnation.fell and (group, incarnation.number) not in self._fallen:
+                self._fallen.add((group, incarnation.number))
+                self._away_since_s.setdefault(group, time.time())
+                self._display.say(f"{group} has ended, because a rank was silent")
 
     def _set_pace(self, job: Job) -> None:
         pace_s = max(self._pace_for_the_late(job), self._pace_for_the_time(job))
-        if pace_s != self._pace_s:
-            self._pace_s = pace_s
-            for group in job.groups:
-                job.current(group).order(f"pace {pace_s}")
+        self._pace_s = pace_s
+        for group in job.groups:
+            incarnation = job.current(group)
+            if incarnation.pace_s != pace_s and not incarnation.over:
+                incarnation.pace_s = pace_s
+                incarnation.order(f"pace {pace_s}")
 
     def _pace_for_the_late(self, job: Job) -> float:
         left = len(self._under_way) + sum(len(strike.victims) for _, strike in self._waiting)
@@ -188,7 +187,7 @@ def _steps_left(job: Job) -> int:
 def _may_fall(strike: Strike, job: Job) -> bool:
     hit = [name for v in strike.victims for name in (v.group, v.other) if name in job.groups]
     if strike.on_return and not job.current(hit[0]).live:
-        return True
+        return not job.current(hit[0]).over  # it has been restarted
     in_time = job.committed_step >= strike.step
     killed = [victim.group for victim in strike.victims if victim.kind is FaultKind.KILL or not victim.other]
     return in_time and job.members_at_work() >= set(hit) and bool(job.others_at_work(killed))

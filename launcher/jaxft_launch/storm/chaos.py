@@ -16,13 +16,14 @@ from jaxft_launch.processes._checks import LaunchError, check_command, check_ins
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
 from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._runs import (
     SILENCE_TIMEOUT_S,
     conclude,
     failure_text,
+    job_of,
     run_folder,
     run_job,
     run_storm,
@@ -121,26 +122,27 @@ class _Runs:
         self.display.say(f"the program, {name}, in one group")
         coordinator = Coordinator(self.processes, self.coordinator, name=f"{name}.coordinator")
         program = Program(words=self.words, takes_orders=True)
-        job = Job(
+        with job_of(
             name,
             ("group-0",),
             program,
-            coordinator=coordinator.address,
             processes=self.processes,
+            display=self.display,
+            coordinator=coordinator,
             nproc=self.options.nproc,
-        )
-        record = run_job(
-            job,
-            self.display,
-            Storm(self.display, ()),
-            title=name,
-            silence_timeout_s=self.options.silence_timeout_s,
-            silence_advice=SILENCE_ADVICE,
-        )
+        ) as job:
+            record = run_job(
+                job,
+                self.display,
+                Storm(self.display, ()),
+                title=name,
+                silence_timeout_s=self.options.silence_timeout_s,
+                silence_advice=SILENCE_ADVICE,
+            )
         self.processes.end([coordinator.child])
         first = job.current("group-0")
         # A program that we ended because it was silent may end with status 0 too.
-        ended_itself = record.problems in ((), (failure_text(first),))
+        ended_itself = first.end is not None and record.problems in ((), (failure_text(first),))
         if ended_itself and first.status == 0 and not record.committed_steps:
             raise LaunchError(
                 "The program ended without a step of jaxft, so there is nothing to disturb. Does it enter "

@@ -401,7 +401,7 @@ class Driver:
         cache = self._processes.folder / "compiled" / member.name if self._plan.caches else None
         return replace(
             member,
-            coordinator=address or member.coordinator,
+            coordinator=member.coordinator or address,
             compilation_cache=member.compilation_cache or cache,
         )
 
