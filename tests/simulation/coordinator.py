@@ -4,7 +4,7 @@ A life may die before any effect. Another one may lead meanwhile: then the next 
 after it leaves, and this one ends.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -47,6 +47,7 @@ from .clock import Clock
 from .disk import JOB
 from .guests import Guest
 from .journal import Journal
+from .rare import note_rare
 from .stream import Stream
 from .truth import Violation
 
@@ -256,7 +257,7 @@ class Life:
             return done
         if after.settings is not None or after.groups:
             self.world.truth.check_turn(before, after, event)
-            self._note_rare(before, event)
+            note_rare(self, before, event)
         stands = after.quorum is None and after.finished is None
         if self.world.setting.harmless and type(event) is Tick and stands:
             gone = [group for name, group in before.groups.items() if name not in after.groups]
@@ -503,62 +504,3 @@ class Life:
         if there != incarnations or job.quorum is None:
             return False
         return len(job.quorum.members) == len(incarnations) - len(spares) or bool(job.blamed)
-
-    def _note_rare(self, before: Job, event: Event) -> None:
-        """Count the rare paths that this turn has taken."""
-        after, note = self.job, self.world.sometimes.note
-        if after.term > max(before.term, self.term):
-            note("term learned")
-        if len(after.proven) < len(before.proven) and after.proven:
-            note("forgotten")
-        if after.quorum is not before.quorum:
-            self._note_quorum(before, event)
-        if after.ballot.told and not before.ballot.told:
-            note("all computed")
-        if after.blamed is not before.blamed and type(event) is Tick and before.quorum is not None:
-            if before.ballot.deadline_s is None:
-                note("evicted by progress")
-        if type(event) is Tick:
-            if after.frontier is not None and after.quorum is None and after.groups:
-                note("below min_replicas")
-            for name, (times, _) in after.blamed.items():
-                if times > 1 and name in after.groups and after.groups[name].phase is GroupPhase.READY:
-                    note("held back")
-        if len(after.distrusted) > len(before.distrusted) and not self.world.halted:
-            note("odd one out")
-
-    def _note_quorum(self, before: Job, event: Event) -> None:
-        after, note = self.job, self.world.sometimes.note
-        quorum, old = after.quorum, before.quorum
-        spares = self.world.setting.spares
-        if quorum is None:
-            return
-        frontier = after.frontier
-        again = old is not None and old.step == quorum.step and before.frontier is frontier
-        failures = before.ballot.failures
-        if again and any(failure.accused for failure in failures):
-            note("retry after accusations")
-            blames = Counter((failure.voter, name) for failure in failures for name in failure.accused)
-            if any((name, voter) in blames for voter, name in blames) and after.blamed is not before.blamed:
-                note("mutual accusation")
-        if again and type(event) is Tick and before.ballot.deadline_s is not None:
-            note("grace ended by a tick")
-        if any(member.group in spares for member in quorum.members):
-            note("spare called up")
-        for group in after.groups.values():
-            was = before.groups.get(group.name)
-            if (
-                group.spare
-                and was is not None
-                and was.phase is GroupPhase.MEMBER
-                and group.phase is GroupPhase.READY
-            ):
-                note("spare relieved")
-            if (
-                group.phase is GroupPhase.MEMBER
-                and was is not None
-                and was.phase is GroupPhase.READY
-                and frontier is not None
-                and group.step < frontier.step
-            ):
-                note("nearly there")

@@ -20,7 +20,7 @@ class Journal:
     def __init__(self, life: "Life", known: Mapping[str, Saved]) -> None:
         self.known = dict(known)
         self.writing: list[tuple[str, int]] = []  # of each job, how many entries are being written
-        self.wrote = False  # the last thing done was to write a record
+        self.wrote = False  # a record is durable, and what it announces is under way
         self._life = life
         self._world = life.world
         self._pipes: dict[str, deque[Entry]] = {}
@@ -35,7 +35,6 @@ class Journal:
 
     def put(self, job: str, record: Record | None, act: Callable[[], None]) -> None:
         if record is None and job not in self._pipes and not self._life.stands:
-            self.wrote = False
             act()
             return
         self._pipes.setdefault(job, deque()).append((record, act, self._life.clocks.monotonic()))
@@ -97,11 +96,12 @@ class Journal:
                 return False
             if record is not None:
                 self.known = dict(self._world.disk.known)
-                self.wrote = True
+            self.wrote = record is not None
             if self._life.stands:
                 pipe[0] = (None, act, pipe[0][2])
                 return True
             act()
+            self.wrote = False
             if self._pipes.get(job) is pipe and pipe:
                 pipe.popleft()
         if pipe is not None and not pipe and self._pipes.get(job) is pipe:
