@@ -17,7 +17,6 @@ from typing import Any
 import tyro
 import yaml
 from jaxft_coordinator._arguments import Arguments, TokenArguments
-from jaxft_launch.check._rules import rule_of
 
 import jaxft
 import jaxft.data
@@ -27,7 +26,6 @@ from examples.mlp.train import Flags as MlpFlags
 from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.client._drain import DrainOptions
 from jaxft_launch.client._status import StatusOptions
-from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.storm.chaos import ChaosOptions
 from jaxft_launch.supervise._options import LaunchOptions
 from lab.chaos import LabChaosOptions
@@ -113,7 +111,6 @@ def check(block: Block) -> None:
         **dict.fromkeys(SHELLS, check_shell),
         "python": check_python,
         "yaml": lambda text: yaml.safe_load(text),
-        "toml": check_rules,
     }
     if block.kind not in checks:
         raise Wrong(f"no check is known for a block of {block.kind!r}")
@@ -244,15 +241,6 @@ def _check_extras(requirements: list[str]) -> None:
         for extra in filter(None, (match[2] or "").split(",")):
             if extra not in project["optional-dependencies"]:
                 raise Wrong(f"{project['name']} has no extra {extra}")
-
-
-def check_rules(text: str) -> None:
-    """Raise Wrong if it is no file of rules of jaxft launch --health."""
-    try:
-        for table in tomllib.loads(text)["rule"]:
-            rule_of(table)
-    except (ValueError, KeyError, LaunchError) as error:
-        raise Wrong(str(error)) from error
 
 
 def check_python(text: str) -> None:
