@@ -80,18 +80,6 @@ class Training:
             patience.until(lambda text=text: text in log.read_text(), text, context=self.running.text)
         self.running.file("begin").touch()
 
-    def until_overdue(self, group: str, phase: str, step: int | None = None) -> None:
-        """Wait until a group has exceeded a deadline. On a slow machine it is not always the first."""
-
-        def found() -> bool:
-            late = self.running.events("rank_overdue")
-            return any(
-                (event["group"], event["phase"]) == (group, phase) and step in (None, event["step"])
-                for event in late
-            )
-
-        patience.until(found, f"{group} to be late in {phase}", context=self.running.text)
-
     def until_back(self, group: str, lives: int) -> None:
         """Wait until a group has taken part in a step after its restart."""
         self._until_back(group, group, lives)
@@ -158,18 +146,6 @@ def test_groups_that_are_killed_end_with_the_undisturbed_bits(folder: Path) -> N
 
 
 @pytest.mark.long
-def test_a_stopped_group_is_restarted(folder: Path) -> None:
-    with training(folder, GROUPS[:2], "--deadlines", "silence=3") as job:
-        job.until_step(3, "group-0", "group-1")
-        os.kill(job.running.pids("group-1")[0], signal.SIGSTOP)
-        job.until_overdue("group-1", "silence")
-        job.until_back("group-1", lives=2)
-        job.hurry()
-        assert job.running.status() == 0, job.running.text()
-    assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
-
-
-@pytest.mark.long
 def test_a_stopped_coordinator_is_replaced_and_no_group_ends(folder: Path) -> None:
     with training(folder, GROUPS[:2], "--deadlines", "silence=15") as job:
         job.until_step(3, "group-0", "group-1")
@@ -179,34 +155,6 @@ def test_a_stopped_coordinator_is_replaced_and_no_group_ends(folder: Path) -> No
         assert job.running.status() == 0, job.running.text()
     assert job.running.events("group_restarts") == []
     assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
-
-
-@pytest.mark.long
-def test_a_group_that_hangs_in_a_phase_says_where_and_is_restarted(folder: Path) -> None:
-    """Its input hangs in step 9; the others have gone on when it comes back."""
-    folder.mkdir()
-    (folder / "gate-group-0").touch()
-    flags = ("--gate", "9:{folder}/gate-{group}")
-    with training(folder, GROUPS[:2], "--deadlines", "compute=4", flags=flags) as job:
-        job.until_overdue("group-1", "compute", step=9)
-        (folder / "gate-group-1").touch()
-        job.until_back("group-1", lives=2)
-        job.hurry()
-        assert job.running.status() == 0, job.running.text()
-    assert any("in wait_for" in log.read_text() for log in folder.glob("group-1.*.log"))
-    assert job.digests("group-0", "group-1") == {digest_alone(STEPS)}
-
-
-@pytest.mark.long
-def test_sigterm_drains_each_group_and_the_launch_asks_for_another_start(folder: Path) -> None:
-    with training(folder, GROUPS[:2]) as job:
-        job.until_step(3, "group-0", "group-1")
-        job.running.process.send_signal(signal.SIGTERM)
-        assert job.running.status() == 75, job.running.text()
-    ended = job.running.events("group_ended")
-    assert [(event["ending"], event["status"]) for event in ended] == [("drained", 0), ("drained", 0)]
-    assert all(3 <= event["step"] < STEPS for event in ended)
-    assert job.digests(*GROUPS) == set()
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,15 +145,6 @@ def test_a_fork_ends_with_the_status_of_its_program(
         assert ("Traceback" in log) == (status != 0)
 
 
-def test_a_program_without_a_warm_process_ends_with_the_same_status(
-    processes: Processes, program: Path
-) -> None:
-    command = with_statuses([sys.executable, str(program), "raise", "CannotHeal"])
-    child = processes.start("cold", command, environment={"JAX_PLATFORMS": "cpu"})
-    assert not child.warm
-    assert ended(child) == 75
-
-
 @pytest.mark.parametrize(
     ("options", "cold"),
     [
@@ -294,12 +284,6 @@ def test_forks_do_not_draw_the_same_random_numbers(processes: Processes, warm: W
     assert len(drawn) == 4
 
 
-def test_many_forks_at_once(processes: Processes, warm: Warm, program: Path) -> None:
-    children = [run(processes, warm, program, "exit", str(number)) for number in range(8)]
-    assert len({child.pid for child in children}) == 8
-    assert [ended(child) for child in children] == list(range(8))
-
-
 def test_sigterm_ends_a_fork_and_not_its_warm_process(
     processes: Processes, warm: Warm, program: Path
 ) -> None:
@@ -320,23 +304,6 @@ def test_sigterm_leaves_the_workers_of_a_program_to_it(
 ) -> None:
     """A loader of torch raises an exception if its worker is killed, and the program could not finish its step."""
     assert_drains(run(processes, None if cold else warm, program, "work"))
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        (sys.executable, "-u", "-X", "dev"),
-        ("env", "A=b", sys.executable),
-        ("sh", "-c", 'exec "$0" "$@"', sys.executable),
-    ],
-    ids=["options", "env", "exec"],
-)
-def test_so_it_does_however_the_program_is_started(
-    start: tuple[str, ...], processes: Processes, program: Path
-) -> None:
-    command = [*start, str(program), "work"]
-    name = f"started.{len(processes._children)}"
-    assert_drains(processes.start(name, command, environment={"JAX_PLATFORMS": "cpu"}))
 
 
 def test_in_a_shell_that_stays_sigterm_reaches_the_program(processes: Processes) -> None:
@@ -404,35 +371,6 @@ def test_what_cannot_be_preloaded_is_said(tmp_path: Path, source: str, said: str
     assert "the module 'loaded'" in warm.problem
     assert said in warm.problem
     assert not warm.was_ready
-
-
-def test_a_process_that_a_preloaded_module_has_started_may_end(tmp_path: Path, program: Path) -> None:
-    (tmp_path / "loaded.py").write_text(
-        "import pathlib, subprocess\n"
-        "other = subprocess.Popen(['sh', '-c', 'while [ ! -e go ]; do sleep 0.01; done'])\n"
-        "pathlib.Path('pid').write_text(str(other.pid))\n"
-    )
-    with Processes(tmp_path, cwd=tmp_path) as processes:
-        warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"}, preload=("loaded",))
-        assert warm.until_ready(), warm.problem
-        child = run(processes, warm, program, "wait")
-        patience.until(lambda: "up" in child.log.read_text(), "the fork")
-        (tmp_path / "go").touch()
-        other = int((tmp_path / "pid").read_text())
-        patience.until(lambda: not exists(other), "the end of the module's process")
-        assert ended(run(processes, warm, program, "exit", "3")) == 3
-        assert child.exit_code() is None, (processes.folder / "warm.log").read_text()
-
-
-def test_a_fork_that_runs_can_be_waited_for_with_a_limit(
-    processes: Processes, warm: Warm, program: Path
-) -> None:
-    child = run(processes, warm, program, "wait")
-    assert not child.wait(0.05)
-    killer = threading.Timer(0.2, child.kill)
-    killer.start()
-    assert ended(child) == -signal.SIGKILL
-    killer.join()
 
 
 def exists(pid: int) -> bool:

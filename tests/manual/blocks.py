@@ -23,6 +23,7 @@ import jaxft.data
 from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
+from jaxft_launch.check._check import CHECKS
 from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.client._drain import DrainOptions
 from jaxft_launch.client._status import StatusOptions
@@ -69,6 +70,7 @@ PARSERS: dict[tuple[str, ...], Any] = {
     ("jaxft", "status"): StatusOptions,
     ("jaxft", "doctor"): DoctorOptions,
     ("jaxft", "drain"): DrainOptions,
+    **{("jaxft", "check", name): options for name, options in CHECKS.items()},
     ("jaxft-coordinator", "token"): TokenArguments,
     ("jaxft-coordinator",): Arguments,
     ("python", "-m", "examples.mlp.train"): MlpFlags,
