@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxft_protocol.host.lines import append
 
 from jaxft._arrays._device_digest import StateDigest
 from jaxft._errors import ConfigurationError
@@ -25,7 +26,8 @@ class Agent:
     """Observes the steps of one process of a group, and writes its event file."""
 
     def __init__(self, events: Path) -> None:
-        self._file = steps_beside(events).open("a", encoding="utf-8")
+        self._file = steps_beside(events)
+        append(self._file, "")
         self._digest = StateDigest()
         self._last: tuple[int, str] | None = None
         self._doom = obey(events)
@@ -101,5 +103,4 @@ class Agent:
             self._write("finished", step=step, digest=digest)
 
     def _write(self, event: str, **fields: Any) -> None:
-        self._file.write(json.dumps({"t": time.time(), "event": event, **fields}) + "\n")
-        self._file.flush()
+        append(self._file, json.dumps({"t": time.time(), "event": event, **fields}) + "\n")

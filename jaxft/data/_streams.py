@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxft_protocol.values import LongWait
 
 from jaxft._base import _calls
 from jaxft._base._numbers import whole
@@ -304,12 +305,11 @@ class _Source:
         Raises:
             StopIteration: the stream has ended before it.
         """
-        first, began_s, mention_s = self.position, time.monotonic(), MENTION_S
+        first, wait = self.position, LongWait(time.monotonic(), MENTION_S)
         while self.position < position:
             self.read()
             _calls.got_on()
-            took_s = time.monotonic() - began_s
-            if took_s >= mention_s:
+            if (took_s := wait.to_say(time.monotonic())) is not None:
                 done = self.position - first
                 left_s = took_s / done * (position - self.position)
                 _log.warning(
@@ -317,7 +317,6 @@ class _Source:
                     "Let `make` take `start=`, or use jaxft.data.Batches (docs/data.md)",
                     *(self._shard, done, position - first, left_s),
                 )
-                mention_s = 2 * took_s
 
     def read(self) -> Any:
         """Return the next batch. Raises StopIteration if there is none."""
