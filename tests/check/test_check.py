@@ -164,7 +164,31 @@ def test_of_several_devices_the_worst_counts(
     assert run_check(["gpu"]) == CRITICAL
     assert capsys.readouterr().out == "CRITICAL - device 1 has had 2 uncorrected memory errors\n"
     found.pop(1)
-    assert run_check(["gpu", "--devices", "0,2"]) == WARNING
+    assert run_check(["gpu"]) == WARNING
+
+
+@pytest.mark.parametrize(
+    ("words", "visible", "asked"),
+    [
+        (["--devices", "0, GPU-7"], {"CUDA_VISIBLE_DEVICES": "3"}, ("0", "GPU-7")),
+        ([], {"CUDA_VISIBLE_DEVICES": "2,3"}, ("2", "3")),
+        ([], {"ROCR_VISIBLE_DEVICES": "5"}, ("5",)),
+        ([], {}, ()),
+    ],
+)
+def test_a_group_is_judged_by_its_own_devices(
+    words: list[str], visible: dict[str, str], asked: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher gives a check the environment of its group."""
+    seen: list[tuple[str, ...]] = []
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in visible.items():
+        monkeypatch.setenv(name, value)
+    healthy = [Health(name="0", errors=0)]
+    monkeypatch.setattr("jaxft_launch.check._check.healths", lambda names: seen.append(names) or healthy)
+    assert run_check(["gpu", *words]) == OK
+    assert seen == [asked]
 
 
 def test_without_a_library_nothing_is_known(capsys: pytest.CaptureFixture[str]) -> None:

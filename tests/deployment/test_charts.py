@@ -144,6 +144,7 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
         ("job-hosts.yaml", ["processes=2"], "with hosts, each pod is one process"),
         ("job-restart-job.yaml", ["firstGroup=2"], "there JobSet numbers the groups, from 0"),
         ("job.yaml", ["podSpec.volumes[0].name=data"], "podSpec.volumes would replace the chart's own"),
+        ("job-hosts.yaml", ["check=exit"], "check is for groups of one pod"),
         ("job.yaml", ["tls.clientCertificate=true"], "tls.clientCertificate needs tls.secretName"),
     ],
 )

@@ -82,6 +82,8 @@ def test_the_launcher_and_the_example_accept_their_flags(file: str) -> None:
         options = tyro.cli(LaunchOptions, args=own)
         plan(options, program, {"JAXFT_COORDINATOR": "coordinator:29510"})
         assert options.group is not None
+        wanted = "jaxft check disk /data --critical-gb 20" if file == "job.yaml" else ""
+        assert options.check == wanted
         assert options.drain_timeout_s < pod["terminationGracePeriodSeconds"]
         assert program[:3] == ["python", "-m", "examples.llama3.train"]
         flags = tyro.cli(Flags, args=program[3:])

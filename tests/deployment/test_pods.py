@@ -79,6 +79,7 @@ class Cluster:
         """Start two groups, with further flags of helm, and wait for their first steps."""
         flags = ["--set-json", f"command={json.dumps(PROGRAM)}", "--set", f"coordinator={HOST}:29510"]
         flags += ["--set", "spares=0,groups=2,tokenSecret=run-token,folder=/run/job,sharedMemory="]
+        flags += ["--set", "check="]
         flags += ["--set-json", "volumes=[]", "--set-json", "volumeMounts=[]", "--set-json", "resources={}"]
         whole = parsed(rendered("job.yaml", *flags, *more))
         made = [each for each in whole if each["kind"] == "JobSet"]

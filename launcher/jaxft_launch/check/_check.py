@@ -1,5 +1,6 @@
 """`jaxft check`: ready-made checks for `jaxft launch --check`, each with one line and an exit status as in Nagios."""
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import tyro
 
 from jaxft._base._host_memory import CGROUP, MEMINFO, available_bytes
 from jaxft_launch.check._gpu import DeviceError, Health, healths
+from jaxft_launch.processes._devices import CUDA, ROCR, words_of
 
 
 class Level(IntEnum):
@@ -31,12 +33,13 @@ class CheckGpu:
     the hardware lowers its clocks because of heat or a failing supply, or a link between devices has errors."""
 
     devices: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
-    """Numbers, or UUIDs of NVIDIA's; with jaxft launch: --devices={devices}. Empty: all devices of this machine."""
+    """Numbers, or UUIDs of NVIDIA's. By default those that CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES name (with
+    `jaxft launch --check`, the group's), or else all devices of this machine."""
 
     def read(self) -> Reading:
-        names = [name.strip() for name in self.devices.split(",") if name.strip()]
+        given = self.devices or os.environ.get(CUDA, "") or os.environ.get(ROCR, "")
         try:
-            found = healths(names)
+            found = healths(words_of(given))
         except DeviceError as error:
             return Level.UNKNOWN, str(error)
         return max((of_device(health) for health in found), key=lambda reading: _URGENCY.index(reading[0]))

@@ -14,6 +14,7 @@ from typing import Protocol, assert_never
 
 from jaxft._supervised._phase_file import read_word
 from jaxft_launch.processes._coordinator import Coordinator
+from jaxft_launch.processes._devices import environment_of
 from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.processes._python_command import python_command
 from jaxft_launch.processes._ranks import Member, start_ranks
@@ -421,7 +422,7 @@ class Driver:
         return min(PROBE_MOST_EVERY_S, max(PROBE_LEAST_EVERY_S, self._plan.patience_s / 4))
 
     def _check_environment(self, member: Member) -> dict[str, str]:
-        return {**os.environ, **member.environment(), **member.ranks()[0]}
+        return {**os.environ, **member.environment(), **environment_of(member.devices)}
 
     def _log_tail(self, log: LogOf) -> str:
         if not log.group:

@@ -48,6 +48,9 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- range $name := list "containers" "volumes" }}
 {{- if hasKey $.Values.podSpec $name }}{{ fail (printf "podSpec.%s would replace the chart's own" $name) }}{{ end }}
 {{- end }}
+{{- if and (gt (int .Values.hosts) 1) .Values.check }}
+{{- fail "check is for groups of one pod: with hosts, no launcher runs in the pods that could run it" }}
+{{- end }}
 {{- if and .Values.tls.clientCertificate (not .Values.tls.secretName) }}
 {{- fail "tls.clientCertificate needs tls.secretName, with ca.crt, tls.crt and tls.key" }}
 {{- end }}
@@ -80,6 +83,9 @@ args:
   - "--nproc={{ $values.processes }}"
   - "--folder={{ $values.folder }}/group-{{ .index }}"
   - "--drain-timeout-s={{ max 1 (sub (int $values.gracePeriodSeconds) 15) }}"
+  {{- with $values.check }}
+  - {{ printf "--check=%s" . | quote }}
+  {{- end }}
   - "--"
   {{- toYaml $values.command | nindent 2 }}
 {{- end }}
