@@ -510,7 +510,7 @@ def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_qu
 ) -> None:
     group, alone = Group(listener, shards=1), quorum(1, 1, group_1=(0,))
     group.attempt(alone)
-    monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
+    monkeypatch.setattr(listener._door, "_accept_some", lambda: 1 // 0)
     socket.create_connection(("127.0.0.1", listener.port)).close()
     patience.until(lambda: not listener._thread.is_alive(), "the end of the listener")
     with pytest.raises(JaxftError, match=r"failed with ZeroDivisionError.*no other group can reach this one"):

@@ -13,7 +13,7 @@ from jaxft_protocol import credentials
 from jaxft_protocol.credentials import DataKey, JobKey
 
 from jaxft._exchange._links import Peer
-from jaxft._transport import _listener
+from jaxft._transport import _door
 from jaxft._transport._handshake import Dialling
 from jaxft._transport._listener import Connection, ConnectionRequest, Listener
 from tests import patience
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for seconds must not cost a peer its connection."""
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(_door, "_HELLO_TIMEOUT_S", PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def test_strangers_do_not_keep_a_group_from_its_peers(
         stack.enter_context(crowd(listeners[1].port, count, said))
         for quorum_id in range(1, 4):
             meet(listeners, members, quorum_id)
-        assert len(listeners[1]._half_open) <= 256, "as docs/security.md promises"
+        assert len(listeners[1]._door.half_open) <= 256, "as docs/security.md promises"
         assert not listeners[1]._pending._waiting
     assert len(caplog.records) <= 30, "a crowd does not fill the disk"
 
@@ -121,12 +121,14 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The limit is lowered below what unknown clients hold; each that is dropped gives a peer its place."""
-    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 10**6)
+    monkeypatch.setattr(_door, "_MAX_UNKNOWN", 10**6)
     gc.collect()  # a descriptor that is freed in between would be one more
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listening("me", KEY))
         unknown = stack.enter_context(crowd(listener.port, 200))
-        patience.until(lambda: len(listener._half_open) == len(unknown), "the unknown clients to be there")
+        patience.until(
+            lambda: len(listener._door.half_open) == len(unknown), "the unknown clients to be there"
+        )
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         highest = max(one.fileno() for one in unknown)
@@ -136,5 +138,5 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
         resource.setrlimit(resource.RLIMIT_NOFILE, (fd + 1, hard))  # one more, for the dialler's own end
         (made,) = dial_at_once(listener, 1, KEY)
         made.close()
-        assert len(listener._half_open) < len(unknown)
+        assert len(listener._door.half_open) < len(unknown)
     assert sum("Cannot accept connections" in said for said in caplog.messages) <= 20

@@ -15,7 +15,7 @@ from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _grid_links
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import Patience
-from jaxft._transport import _listener
+from jaxft._transport import _door
 from jaxft._transport._handshake import MAX_REASON_BYTES, RESPONSE_BYTES, accepted, challenge, refused
 from jaxft._transport._listener import Abort, Connection, ConnectionRequest, Listener, dial
 from tests import patience
@@ -31,7 +31,7 @@ OnHeal = Callable[[Connection, ConnectionRequest], None]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still for seconds must not cost us a connection in the middle of a test."""
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(_door, "_HELLO_TIMEOUT_S", PATIENCE_S)
 
 
 def soon(wait_s: float = PATIENCE_S) -> float:
@@ -230,8 +230,8 @@ def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request() -
         take(listener).close()
         sock.close()
     with listening() as listener, connect(listener) as silent:
-        patience.until(lambda: listener._half_open, "the connection")
-        (half,) = listener._half_open.values()
+        patience.until(lambda: listener._door.half_open, "the connection")
+        (half,) = listener._door.half_open.values()
         until_s = half.deadline_s
         silent.sendall(said)
         silent.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)
@@ -310,7 +310,7 @@ def impostor(script: list[bytes]) -> Iterator[str]:
 
 
 def test_a_flood_from_one_machine_drives_out_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 8)
+    monkeypatch.setattr(_door, "_MAX_UNKNOWN", 8)
     with listening() as listener, ExitStack() as stack:
 
         def from_address(address: str) -> socket.socket:

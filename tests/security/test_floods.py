@@ -18,7 +18,7 @@ from jaxft_protocol import credentials
 from jaxft_protocol.messages import NewQuorum, Welcome
 
 from jaxft._exchange._links import Peer
-from jaxft._transport import _listener
+from jaxft._transport import _door
 from jaxft._transport._listener import Listener
 from tests import patience
 from tests.clusters import Cluster, cluster
@@ -145,7 +145,7 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
 
 
 def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", patience.FAR_S)
+    monkeypatch.setattr(_door, "_HELLO_TIMEOUT_S", patience.FAR_S)
     key = credentials.data_key(KEY)
     listeners = [
         Listener(host="127.0.0.1", job="job", group=f"g{i}", incarnation=i, on_heal=None, key=key)
@@ -157,7 +157,7 @@ def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.M
             for said in (b"", b"jaxft-hi", raw_request(), random.Random(7).randbytes(1000)):
                 for listener in listeners:
                     stack.enter_context(crowd(listener.port, 250, said))
-            assert all(len(listener._half_open) <= _listener._MAX_UNKNOWN for listener in listeners)
+            assert all(len(listener._door.half_open) <= _door._MAX_UNKNOWN for listener in listeners)
             for quorum_id in range(1, 6):
                 meet(listeners, members, quorum_id)
     finally:

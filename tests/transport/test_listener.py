@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from jaxft._errors import ConfigurationError, JaxftError
-from jaxft._transport import _listener, _pending
+from jaxft._transport import _door, _listener, _pending
 from jaxft._transport._handshake import encode
 from jaxft._transport._listener import (
     Abort,
@@ -315,14 +315,14 @@ def test_a_cut_request_is_dropped() -> None:
 
 
 def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 8)
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(_door, "_MAX_UNKNOWN", 8)
+    monkeypatch.setattr(_door, "_HELLO_TIMEOUT_S", 3600.0)
     with listening() as listener, ExitStack() as stack:
         socks = [stack.enter_context(unknown(listener, b"jaxft-hi")) for _ in range(20)]
         assert_open(listener)  # none of them has lost its patience
         for sock in socks[:12]:
             assert_ended(sock)
-    monkeypatch.setattr(_listener, "_HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(_door, "_HELLO_TIMEOUT_S", 0.05)
     with listening() as listener, unknown(listener, b"jaxft") as sock:
         assert_ended(sock)
 
@@ -386,18 +386,18 @@ def test_one_whose_request_is_there_is_not_dropped_for_one_that_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Many come in a row; what the first of them have said meanwhile is read before they are judged."""
-    monkeypatch.setattr(_listener, "_MAX_UNKNOWN", 1)
+    monkeypatch.setattr(_door, "_MAX_UNKNOWN", 1)
     with listening() as listener, unknown(listener) as peer:
-        patience.until(lambda: len(listener._half_open) == 1, "the peer's connection")
-        (waiting,) = listener._half_open.values()
-        take_in = listener._take_in
+        patience.until(lambda: len(listener._door.half_open) == 1, "the peer's connection")
+        (waiting,) = listener._door.half_open.values()
+        take_in = listener._door._take_in
 
         def crowded(sock: socket.socket, name: str) -> None:
             peer.sendall(encode(request()))
             select.select([waiting.sock], [], [])
             take_in(sock, name)
 
-        monkeypatch.setattr(listener, "_take_in", crowded)
+        monkeypatch.setattr(listener._door, "_take_in", crowded)
         with unknown(listener), take(listener, wait_s=10.0):
             pass
 
@@ -533,7 +533,7 @@ def test_the_door_stays_open_after_an_error_of_our_own(
 ) -> None:
     with listening() as listener:
         with monkeypatch.context() as patch:
-            patch.setattr(_listener, "decode", lambda _: 1 // 0)
+            patch.setattr(_door, "decode", lambda _: 1 // 0)
             with unknown(listener, raw_request()) as sock:
                 sock.shutdown(socket.SHUT_WR)
                 assert_ended(sock)
@@ -546,7 +546,7 @@ def test_an_error_of_the_listener_itself_reaches_the_training_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening() as listener, call(listener, request(number=7)) as parked:
-        monkeypatch.setattr(listener, "_accept_some", lambda: 1 // 0)
+        monkeypatch.setattr(listener._door, "_accept_some", lambda: 1 // 0)
 
         def knocked() -> bool:
             """The first may still be taken by what was under way."""

@@ -12,7 +12,7 @@ from jaxft import Network
 from jaxft._errors import JaxftError
 from jaxft._session._credentials import TLS, Credentials
 from jaxft._session._stream import channel_target
-from jaxft._transport._half_open import bind
+from jaxft._transport._door import bind
 from jaxft._transport._sockets import split_address
 from jaxft_launch.check._machine_checks import Finding, fail, ok, warn
 
