@@ -19,6 +19,7 @@ from jaxft._errors import (
     JobHalted,
     JoinRefused,
     NonFinite,
+    NotSaved,
     StepError,
 )
 from jaxft._version import __version__
@@ -51,6 +52,7 @@ __all__ = [
     "Manager",
     "Network",
     "NonFinite",
+    "NotSaved",
     "StepError",
     "StepReport",
     "__version__",

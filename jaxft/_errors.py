@@ -54,6 +54,12 @@ class CannotRestore(JaxftError):
     """There are checkpoints, but none of them can be read. Training does not restart from scratch by itself."""
 
 
+class NotSaved(JaxftError):
+    """The loop has ended, but the last state is not on the disk of the checkpoints: the job is not finished."""
+
+    exit_status = 74  # EX_IOERR: start me again, and look at the disk
+
+
 class Diverged(JaxftError):
     """The groups' states differ, and no majority tells which one is right."""
 

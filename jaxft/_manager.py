@@ -12,8 +12,8 @@ from jaxft_protocol.replica.state import LeaveNow
 
 from jaxft._base._ending import keep_status
 from jaxft._checkpoints import Checkpoints
-from jaxft._checkpoints._settings import check_changed
-from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinished, SessionFailed
+from jaxft._checkpoints._manifest import check_changed
+from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinished, NotSaved, SessionFailed
 from jaxft._heal._store import StateStore
 from jaxft._programs._statics import StaticLeaves
 from jaxft._ranks._link import end_if_lost
@@ -311,13 +311,15 @@ class Manager:
         """Return the state of the job's newest checkpoint, and set `step` to its step; or `state` itself.
 
         To be called before the first step. If groups that hold the job's state are there, no file is read: this
-        group heals from them. When all begin again at once, two read, and the others heal from these. If there is no
-        checkpoint, training begins with `state`. After all groups have died, the job goes on from the newest
-        checkpoint that any of them brings; a fresh state never replaces it. In a group of several processes, all of
-        them call this.
+        group heals from them. If there is no checkpoint, training begins with `state`. After all groups have died,
+        the job continues from the newest checkpoint that any of them brings; a fresh state never replaces it. In a
+        group of several processes, all of them call this.
 
         Args:
-            state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one.
+            state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one. If a
+                checkpoint is read, its arrays are consumed, as by a step: the devices need not hold two states. Or
+                the types alone, such as those of `jax.eval_shape(init, key)`, with shardings where arrays are to be
+                spread. They are returned if no checkpoint was read: `if state is shapes: state = init(key)`.
             changed: settings of this Manager that were changed on purpose since the checkpoint was saved, by name;
                 "shards", if the step now has another number of them; "job", to go on from another job's. Anything
                 else that differs is refused.
@@ -339,7 +341,8 @@ class Manager:
                 "this Manager has no checkpoints: pass `checkpoints=jaxft.Checkpoints(folder)`"
             )
         statics = StaticLeaves(arrays)
-        return statics.whole(self._runner.restore(statics.without(state), changed))
+        found = self._runner.restore(given := statics.without(state), changed)
+        return state if found is given else statics.whole(found)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -354,10 +357,8 @@ class Manager:
             self._end_if_lost(self._member, error)
             if finished and self._agent is not None:
                 self._agent.finished()
-            if finished and self._runner is not None and self._config.checkpoints is not None:
-                self._config.checkpoints.finish(self._config.failure_timeout_s)
-                self._runner.save_last()
-            self._leave(self._member, finished=finished, drained=isinstance(error, Drained))
+            unsaved = self._save(self._runner, error, finished=finished)
+            self._leave(self._member, finished=finished and not unsaved, drained=isinstance(error, Drained))
             if isinstance(error, Drained) and self._beacon is not None:
                 self._beacon.drained(self._runner.step if self._runner else 0)
             if isinstance(error, JobFinished) and not ended and self._beacon is not None:
@@ -366,15 +367,38 @@ class Manager:
             alone = self._config.checkpoints is None
             if isinstance(error, CannotHeal) and alone and self._beacon is not None:
                 self._beacon.stranded()
+            if unsaved:
+                raise self._not_saved(unsaved)
         except BaseException as leaving:
             ends_with = leaving  # other ranks may be in a collective that waits for this one
             raise
         finally:
             # If the program has failed in this rank, others wait for it, and end with their parts of a save.
             failed = isinstance(ends_with, Exception) and not isinstance(ends_with, JaxftError)
-            if self._config.checkpoints is not None and not (failed and self._member.ranks.size > 1):
+            waits = not isinstance(ends_with, NotSaved) and not (failed and self._member.ranks.size > 1)
+            if self._config.checkpoints is not None and waits:
                 self._config.checkpoints.finish(self._config.failure_timeout_s)
             self._close(ends_with)
+
+    def _save(self, runner: Runner | None, error: BaseException | None, *, finished: bool) -> str:
+        """Save the state that this group leaves with; return why a finished job's last state is not on the disk."""
+        if runner is None or self._config.checkpoints is None or self._member is None:
+            return ""
+        if finished:
+            return runner.save_last()
+        # Ctrl-C, or the program's own answer to a signal: it may come to one rank alone.
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, JobFinished)
+        if isinstance(error, Drained) or (stopped and self._member.ranks.size == 1):
+            runner.save_leaving()
+        return ""
+
+    def _not_saved(self, why: str) -> NotSaved:
+        assert self._config.checkpoints is not None
+        return NotSaved(
+            f"The last state of job {self._config.job!r}, of step {self.step}, is not on the disk of checkpoints, "
+            f"{str(self._config.checkpoints.folder)!r}: {why}. So the job does not count as finished: started again, "
+            "it continues from the newest checkpoint. Check that the disk is mounted, has space, and is writable."
+        )
 
     def _compare_ranks(self, settings: Mapping[str, str]) -> None:
         """Refuse this rank if it differs from rank 0 in what decides which collectives it takes part in.

@@ -22,7 +22,7 @@ from jaxft._arrays._handover import Handover
 from jaxft._arrays._lanes import Block, Lanes, Part, block_of, lane_devices
 from jaxft._arrays._layout import LeafSpec
 from jaxft._arrays._leaf_types import LeafType, type_of
-from jaxft._arrays._placement import place
+from jaxft._arrays._placement import place, sharding_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,11 @@ class Spread:
         )
 
     def split(self, leaf: Any) -> list[Any]:
-        """The pieces of a leaf: arrays on one device each, or the leaf itself."""
+        """The pieces of a leaf: arrays on one device each, or the leaf itself; without values, their types."""
         if self.sharding is None:
             return [leaf]
+        if not isinstance(leaf, jax.Array) or leaf.is_deleted():
+            return self._types(leaf)
         found: dict[Block, Any] = {}
         for shard in leaf.addressable_shards:
             index = shard.index[: len(self.shape)]  # that of a typed PRNG key goes on into its data
@@ -71,6 +73,20 @@ class Spread:
         by_device = self._by_device()
         arrays = jax.device_put([by_block[block] for block in by_device.values()], list(by_device))
         return jax.make_array_from_single_device_arrays(self.shape, self.sharding, arrays)
+
+    def _types(self, leaf: Any) -> list[Any]:
+        """As `split`, of a leaf without values: the type of each piece, on a device that holds it."""
+        assert self.sharding is not None
+        kind = self.sharding.memory_kind
+        devices = {block: device for device, block in self._by_device().items()}
+        return [
+            jax.ShapeDtypeStruct(
+                tuple(stop - start for start, stop in block),
+                leaf.dtype,
+                sharding=jax.sharding.SingleDeviceSharding(devices[block], memory_kind=kind),
+            )
+            for block in self.blocks
+        ]
 
     def _by_device(self) -> "dict[Any, Block]":
         assert self.sharding is not None
@@ -102,9 +118,7 @@ class Pieces:
     def of_arrays(arrays: Sequence[Any]) -> "Pieces":
         """How these arrays are split in this process. One that was not placed explicitly is held by all processes."""
         shapes = [tuple(np.shape(array)) for array in arrays]
-        shardings = [
-            array.sharding if isinstance(array, jax.Array) and array.committed else None for array in arrays
-        ]
+        shardings = list(map(sharding_of, arrays))
         devices = lane_devices(shardings) or lane_devices(None)
         lanes = Lanes.of(shapes, list(map(type_of, arrays)), shardings, devices)
         spread = [Spread.of(*pair) for pair in zip(shapes, shardings, strict=True)]

@@ -32,15 +32,23 @@ def place(
         ]
 
 
+def sharding_of(leaf: Any) -> jax.sharding.Sharding | None:
+    """Where a leaf was put on purpose; None if that is left to JAX."""
+    if isinstance(leaf, jax.Array):
+        return leaf.sharding if leaf.committed else None
+    return leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
+
+
 def _placed(array: np.ndarray, like: Any, *, consumed: bool) -> jax.Array:
-    if not isinstance(like, jax.Array):
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return jax.device_put(array)
-    sharding = like.sharding if like.committed else None
-    key = jax.random.key_impl(like) if is_key(like) else None
-    if key is None and like.weak_type:
+    sharding, key = sharding_of(like), None
+    if is_key(like):
+        key = jax.random.key_impl(like if isinstance(like, jax.Array) else jnp.empty((), like.dtype))
+    elif isinstance(like, jax.Array) and like.weak_type:
         # An indexed update is the public way to keep a weak type.
         return jax.device_put(like.at[...].set(jax.device_put(array, sharding)), sharding)
-    if consumed:
+    if consumed and isinstance(like, jax.Array) and not like.is_deleted():
         like.delete()
     if key is None:
         return jax.device_put(array, sharding)

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from jaxft._checkpoints import _folder
 from jaxft._checkpoints._manifest import checksum
-from jaxft._checkpoints._slow import said_if_slow
 
 _log = logging.getLogger("jaxft")
 
@@ -38,7 +37,7 @@ class Beginning:
 def write(folder: Path, beginning: Beginning) -> None:
     """Note a beginning durably, in the place of an earlier one. Raises OSError."""
     fields = dataclasses.asdict(beginning)
-    with said_if_slow(folder, "note with which state the job begins"):
+    with _folder.said_if_slow(folder, "note with which state the job begins"):
         with _folder.unfinished(folder) as work:
             written = work / NAME
             written.write_text(json.dumps(fields | {"checksum": checksum(fields)}))
@@ -72,7 +71,7 @@ def read(folder: Path) -> Beginning | None:
 
 def _data(folder: Path) -> bytes | None:
     """None if there are checkpoints. Raises OSError."""
-    with said_if_slow(folder, "say with which state the job began"):
+    with _folder.said_if_slow(folder, "say with which state the job began"):
         if _folder.steps(folder):
             return None
         with (folder / NAME).open("rb") as file:

@@ -1,35 +1,44 @@
 """`Checkpoints`: saves the state to disk in the background, and restores the newest complete one."""
 
-import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
-from jaxft._arrays._device_digest import PendingDigest
-from jaxft._base import _calls
 from jaxft._base._numbers import whole
 from jaxft._base._room import start_thread
-from jaxft._checkpoints import _folder, _marks, _orbax
-from jaxft._checkpoints._group import Group, OneProcess
+from jaxft._base._transfers import MAY_TRANSFER
+from jaxft._checkpoints import _folder, _orbax, _sharing
+from jaxft._checkpoints._group import Group, OneProcess, agreed
 from jaxft._checkpoints._host import HostCopy
-from jaxft._checkpoints._manifest import Damaged, Manifest, difference, digest_like, leaves_of
+from jaxft._checkpoints._manifest import (
+    LATER,
+    Damaged,
+    Manifest,
+    Unreadable,
+    check_changed,
+    difference,
+    differences,
+    digest_like,
+    leaves_of,
+    refusal,
+)
 from jaxft._checkpoints._parts import PartsCopy, check_storable
-from jaxft._checkpoints._readers import turn
-from jaxft._checkpoints._reading import agreed, read, read_manifest
-from jaxft._checkpoints._saver import HEAD_START_S, SaverLock
-from jaxft._checkpoints._settings import LATER, check_changed, differences, refusal
-from jaxft._checkpoints._slow import said_if_slow
-from jaxft._checkpoints._writer import decline, follow, is_saved, lead, write
-from jaxft._checkpoints._written import wait_while_written
+from jaxft._checkpoints._reading import read, read_manifest
+from jaxft._checkpoints._writer import Target, follow, is_saved, lead, write
 from jaxft._errors import CannotRestore, ConfigurationError
 
+_T = TypeVar("_T")
 _log = logging.getLogger("jaxft")
+
+# A checkpoint may be deleted while it is read, because there is a newer one. This often, the newer one is tried.
+_MOST_REPLACED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +106,12 @@ class Checkpoints:
         _orbax.require()
         self._folder = Path(folder).absolute()
         self._thread: threading.Thread | None = None
-        self._saver: SaverLock | None = None
         self._saving = 0  # the step that the thread saves
-        self._saves = 0  # so many were begun
-        self._synced = 0  # so many of their files are on the disk
-        self._damaged: dict[int, _marks.Seen] = {}  # by step, what this group could not read
+        self._saves = 0  # how many were begun
+        self._failure = ""  # of the last one that has ended
+        # How long a save of another process is waited for, once the loop has ended.
+        self._last_s: float | None = None
+        self._damaged: set[int] = set()  # what this process found when it was started
 
     @property
     def folder(self) -> Path:
@@ -120,8 +130,8 @@ class Checkpoints:
             CannotRestore: it cannot be read.
         """
         try:
-            with said_if_slow(self._folder, "list them"):
-                return _folder.steps(self._folder)
+            with _folder.said_if_slow(self._folder, "list them"):
+                return _folder.with_patience("list the checkpoints", lambda: _folder.steps(self._folder))
         except NotADirectoryError as error:
             raise ConfigurationError(
                 f"the folder of the checkpoints, {str(self._folder)!r}, is a file, or is in one. Name a folder on a "
@@ -134,14 +144,31 @@ class Checkpoints:
                 "permissions, and the disk."
             ) from error
 
-    def reading(self, timeout_s: float) -> contextlib.AbstractContextManager[bool]:
-        """Yield whether this process should read a checkpoint, or leave that to others that are reading now.
+    def claim(self, job: str, changed: Collection[str] = ()) -> None:
+        """Try all that a save does, before the first step; and note that the folder is this job's.
 
         Args:
-            timeout_s: how long to wait for the others before this process reads itself.
-        """
-        return turn(self._folder, timeout_s=timeout_s) if self.steps() else contextlib.nullcontext(True)
+            job: the job's name.
+            changed: as for `restore`.
 
+        Raises:
+            ConfigurationError: the folder is another job's, or cannot hold checkpoints; the message says why.
+        """
+        try:
+            claims = partial(_sharing.claim, self._folder, job, takes_over="job" in changed)
+            _folder.with_patience("use the folder of the checkpoints", claims)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder {str(self._folder)!r} cannot hold checkpoints: {error.strerror}. A save makes, writes, "
+                "syncs, renames, locks and reads files there. Check that the disk is mounted, has space, is writable "
+                "and has locks (on NFS, a lock service; on Lustre, the mount option flock), or name another folder."
+            ) from error
+
+    def has(self, step: int, job: str) -> bool:
+        """Whether the step has a complete checkpoint of the job. Raises OSError."""
+        return is_saved(self._folder, step, job, self._damaged)
+
+    @MAY_TRANSFER
     def restore(
         self,
         like: Any,
@@ -154,13 +181,13 @@ class Checkpoints:
         """Read the newest intact checkpoint.
 
         A checkpoint that cannot be read, or whose digest differs from that of the saved state, is skipped with a
-        warning, and the one before it is tried. It is marked, unless the fault may be that of this host, so that
-        whichever group saves next replaces it, or does not count it. Unfinished checkpoints are ignored.
+        warning, and the one before it is tried. An error of the system is waited out first. The next save of a
+        damaged step replaces it. Unfinished checkpoints are ignored.
 
         Args:
-            like: a state with the wanted structure, shapes, dtypes and shardings; its values do not matter. The
-                shardings may differ from those of the saved state, and so may the order of the leaves and what has
-                no leaves.
+            like: a state with the wanted structure, shapes, dtypes and shardings, or their `jax.ShapeDtypeStruct`s.
+                Its arrays are given up as the new ones are placed. The shardings may differ from those of the saved
+                state, and so may the order of the leaves and what has no leaves.
             job: the job's name.
             settings: the settings that must equal those of the checkpoint, by name; None: nothing is compared.
             changed: names of settings that were changed on purpose; with "job", another job's checkpoint is accepted.
@@ -175,22 +202,25 @@ class Checkpoints:
             CannotRestore: there are checkpoints, and none can be read. Training never starts from scratch by itself.
         """
         check_changed(changed)
-        check_storable(like)
         group = group or OneProcess()
+        check_storable(like, shapes=True)
         found: list[int] = []
-        unreadable = ""  # why a host cannot read the files of one
-        for step in self._newest_first(group):
+        unreadable, replaced = "", 0  # why files of one cannot be read here
+        while (step := self._newest(group, found)) is not None:
             found.insert(0, step)
-            with _marks.held(self._folder / str(step)) as folder:
-                try:
-                    restored = self._read(step, like, job, settings, changed, group)
-                except Damaged as error:
-                    _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
-                    unreadable = self._remember(step, folder, group) or unreadable
+            try:
+                return self._read(step, like, job, settings, changed, group)
+            except Damaged as error:
+                gone = not (self._folder / str(step)).is_dir() and replaced < _MOST_REPLACED
+                if group.choose("the checkpoint is gone", int(gone)):
+                    found.remove(step)  # a group that saves has replaced it by a newer one
+                    replaced += 1
                     continue
-                if folder is not None and not group.rank:
-                    _marks.unmark(folder)
-                return restored
+                _log.warning("Skipped the checkpoint %s: %s", self._folder / str(step), error)
+                if isinstance(error, Unreadable):
+                    unreadable = str(error)
+                else:
+                    self._damaged.add(step)
         if not found:
             return None
         steps = ", ".join(map(str, found))
@@ -204,27 +234,10 @@ class Checkpoints:
             "intact one from a backup, or move them away to start the job from scratch."
         )
 
-    def _remember(self, step: int, folder: int | None, group: Group) -> str:
-        """Note that a checkpoint is damaged, and mark it for all groups unless the fault may be that of a host.
-
-        Returns:
-            Why a host of the group cannot read its files; "" if all can.
-        """
-        here = _marks.unreadable(folder, group.got_on, rank=group.rank, size=group.size)
-        anywhere = group.agree("read the files of the damaged checkpoint", here)
-        if folder is None:
-            return anywhere
-        if not anywhere and not group.rank:
-            _marks.mark(folder)
-        with contextlib.suppress(OSError):  # the folder is gone: then there is nothing to replace
-            self._damaged[step] = _marks.seen(folder)
-        return anywhere
-
-    def _newest_first(self, group: Group) -> Iterator[int]:
-        """The steps that have a complete checkpoint, as rank 0 sees them."""
-        mine = iter(reversed(self.steps()))
-        while (step := group.choose("the checkpoint to read", next(mine, -1) + 1) - 1) >= 0:
-            yield step
+    def _newest(self, group: Group, tried: Collection[int]) -> int | None:
+        """The newest step with a complete checkpoint that was not tried yet, as rank 0 sees them now."""
+        mine = max((step for step in self.steps() if step not in tried), default=-1)
+        return None if (chosen := group.choose("the checkpoint to read", mine + 1)) == 0 else chosen - 1
 
     def _read(
         self,
@@ -279,6 +292,7 @@ class Checkpoints:
         if differing := differences(users, settings, changed):
             raise ConfigurationError(refusal(str(folder), differing, manifest.step, changed))
 
+    @MAY_TRANSFER
     def save(
         self,
         step: int,
@@ -288,13 +302,13 @@ class Checkpoints:
         history: int,
         settings: Mapping[str, str] | None = None,
         group: Group | None = None,
-        digest: Callable[[], PendingDigest] | None = None,
     ) -> None:
         """Start to save a state; return as soon as the state may be donated.
 
-        The caller waits for one copy to host memory; the writing goes on in the background. A failure is logged as an
-        error, and the next due step is saved. While the previous save is still running, a new one is skipped with a
-        warning. A step that already has a checkpoint, not known to be damaged, is not saved again.
+        The caller waits for one copy to host memory; the writing continues in the background. A failure is logged as
+        an error, and the next due step is saved. While the previous save is still running, a new one is skipped with
+        a warning. A step that already has a checkpoint, not known to be damaged, is not saved again. After
+        `last_comes` the state is copied in the background, too, and must not be donated before `finish`.
 
         Args:
             step: the number of committed steps behind the state.
@@ -304,21 +318,18 @@ class Checkpoints:
             settings: the settings that a run that continues from here is compared with, by name.
             group: the processes that hold the state; all of them call this, and each writes what it holds. None: this
                 one.
-            digest: if there are several, starts the digest of the state on its devices.
 
         Raises:
             ConfigurationError: two leaves would have the same name on disk, or there is no leaf.
         """
         check_storable(state)
         group = group or OneProcess()
-        if group.choose("skip the save", self._thread is not None and self._thread.is_alive()):
+        if group.choose("skip the save", int(self._thread is not None and self._thread.is_alive())):
             if group.rank == 0:
                 _log.warning(
                     "Skipped the checkpoint of step %d: that of step %d is still being written. If this happens "
                     "often, save less often (every_steps is %d) or to a faster disk.",
-                    step,
-                    self._saving,
-                    self._every_steps,
+                    *(step, self._saving, self._every_steps),
                 )
             return
         if self._thread is not None:
@@ -326,110 +337,95 @@ class Checkpoints:
         kept = None if settings is None else dict(settings)
         manifest = Manifest(step, job, history, "", leaves_of(state), kept)
         self._saving, self._saves = step, self._saves + 1
-        saver, last = None, self._saver is not None
-        if group.rank == 0 and not last:  # else it has the lock, for the last state
-            saver = self._lock(step, job)
-            saver.begin()
         # A daemon: a disk that hangs must not keep the process alive. `finish` waits for the thread.
-        writing = self._writing(manifest, state, group, digest)
-        self._thread = start_thread(self._write, writing, step, saver, last, name="jaxft-checkpoint")
+        writing = self._writing(manifest, state, group)
+        self._thread = start_thread(self._write, writing, step, name="jaxft-checkpoint")
 
-    def _writing(
-        self, manifest: Manifest, state: Any, group: Group, digest: Callable[[], PendingDigest] | None
-    ) -> Callable[[], None]:
-        """Copy a state; return what writes the copy, or what reports why there is none."""
-        folder, keep, known, number = self._folder, self._keep, dict(self._damaged), self._saves
+    def _writing(self, manifest: Manifest, state: Any, group: Group) -> Callable[[], None]:
+        """Copy a state, unless it is the last one; return what writes the copy, or what reports why there is none."""
+        target = Target(self._folder, self._keep, frozenset(self._damaged), self._last_s or 0.0)
+        now, number = self._last_s is None, self._saves
+        if group.size == 1:
+            take = _taking(partial(HostCopy, state), now=now)
+            return lambda: write(target, manifest, take)
         # All processes compute it together, so no failure of one may keep it from beginning.
-        pending = None if digest is None or group.size == 1 else digest()
-
-        def find_damaged() -> frozenset[int]:
-            return _marks.damaged(folder, known)
-
-        try:
-            if group.size == 1:
-                whole = HostCopy(state)
-                return lambda: write(folder, manifest, whole, keep=keep, find_damaged=find_damaged)
-            assert pending is not None, "the state of several processes comes with its digest"
-            parts = PartsCopy(state, pending)
-        except Exception as caught:
-            # Logged as any failed save. Most likely the host has no memory for the copy.
-            error = caught.with_traceback(None)  # which holds what was copied
-            return lambda: decline(group, number, error)
+        parts = _taking(partial(PartsCopy, state, group.digest()), now=now)
         if group.rank:
-            return lambda: follow(folder, manifest.step, parts, group, number)
-        return lambda: lead(folder, manifest, parts, group, number, keep=keep, find_damaged=find_damaged)
+            return lambda: follow(target.folder, manifest.step, parts, group, number)
+        return lambda: lead(target, manifest, parts, group, number)
 
-    def _write(self, writing: Callable[[], None], step: int, saver: SaverLock | None, last: bool) -> None:
-        """The background thread. `last`: the loop has ended, so no step is due any more."""
+    @MAY_TRANSFER
+    def _write(self, writing: Callable[[], None], step: int) -> None:
+        """The background thread."""
+        failure = ""
         try:
-            with _calls.told(self._got_on):
-                writing()
+            writing()
+            self._damaged.discard(step)
         except BaseException as error:  # the top of a thread; a failed save must not end training
-            then = "Training goes on, and the next due step is saved"
-            if last:
-                then = "It is the last state: unless another group saves it, no checkpoint has it"
-            _log.error(
-                "The checkpoint of step %d was not written to %s: %s: %s. %s; check that the disk is mounted, has "
-                "space, and is writable, and that the host has memory for a copy of the state.",
-                *(step, self._folder, type(error).__name__, error, then),
+            failure = f"{type(error).__name__}: {error}"
+            then = (
+                "Training continues, and the next due step is saved"
+                if self._last_s is None
+                else "It is the last one"
             )
-        finally:
-            if saver is not None:
-                saver.close()
+            _log.error(
+                "The checkpoint of step %d was not written to %s: %s. %s; check that the disk is mounted, has space, "
+                "and is writable, and that the host has memory for a copy of the state.",
+                *(step, self._folder, failure, then),
+            )
+        self._failure = failure
 
-    def saves_last(self, step: int, *, job: str, writer: bool, timeout_s: float) -> bool:
-        """Return whether this process should save the last state; if another group does, wait for that first.
+    def last_comes(self, patience_s: float) -> None:
+        """The loop has ended: what is saved now is the last state, which other groups may save, too.
 
         Args:
-            step: the number of committed steps behind the state.
-            job: the job's name.
-            writer: whether this group saves the states that are due, and this one if the disk has no locks.
-            timeout_s: for how long nothing may have been written meanwhile.
+            patience_s: for how long another group that saves may write nothing before this one saves, too.
         """
-        head_start_s = 0.0 if writer or not self.due(step) else HEAD_START_S
-        saver = self._saver = self._lock(step, job, head_start_s=head_start_s)
-        saver.begin()
-        if not saver.wait(step, timeout_s):
-            return False
-        return writer if saver.error is not None else not saver.needless
+        self._last_s = patience_s
 
-    def _lock(self, step: int, job: str, *, head_start_s: float = 0.0) -> SaverLock:
-        folder, known = self._folder, dict(self._damaged)
-
-        def there() -> bool:
-            return is_saved(folder, step, job, _marks.damaged(folder, known))
-
-        return SaverLock(folder, there, head_start_s=head_start_s)
-
-    def finish(self, timeout_s: float) -> None:
+    def finish(self, timeout_s: float) -> str:
         """Wait for the running save, if any, as long as its bytes move; log a warning if it does not get on.
 
         Args:
             timeout_s: for how long nothing may have been written.
-        """
-        self._finish(timeout_s)
-        if self._saver is not None:
-            self._saver.close()
-            self._saver = None
 
-    def _finish(self, timeout_s: float) -> None:
+        Returns:
+            Why the state that was saved last is not on the disk; "" if it is.
+        """
         thread = self._thread
-        if thread is None or not thread.is_alive():
-            return
+        if thread is None:
+            return ""
 
         def say(waited_s: float, megabytes: float) -> None:
             waits = waited_s, self._saving, megabytes
             _log.info("waiting %.0f s for the checkpoint of step %d: %.0f MB are written", *waits)
 
-        if not wait_while_written(thread, self._folder, timeout_s, say, got_on=lambda: self._synced):
+        if thread.is_alive() and not _sharing.wait_for(thread, self._folder, timeout_s, say):
+            failure = f"nothing of it was written for {timeout_s:.0f} s"
             _log.warning(
-                "The checkpoint of step %d is not complete, and nothing of it was written for %.0f s: if this "
-                "process ends now, it is lost. Check the disk of %s.",
-                *(self._saving, timeout_s, self._folder),
+                "The checkpoint of step %d is not complete, and %s: if this process ends now, it is lost. Check the "
+                "disk of %s.",
+                *(self._saving, failure, self._folder),
             )
+            return failure
+        return self._failure
 
-    def _got_on(self) -> None:
-        self._synced += 1
+
+def _taking(copy: Callable[[], _T], *, now: bool) -> Callable[[], _T]:
+    """What returns a copy that is made now, or when it is asked for; or raises why it could not be made."""
+    if not now:
+        return copy
+    try:
+        copied = copy()
+    except Exception as caught:
+        # Logged as any failed save. Most likely the host has no memory for the copy.
+        error = caught.with_traceback(None)  # which holds what was copied
+
+        def fail() -> _T:
+            raise error
+
+        return fail
+    return lambda: copied
 
 
 def _check_digest(read: str, saved: str) -> None:

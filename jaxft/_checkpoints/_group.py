@@ -1,7 +1,12 @@
 """The other processes of a group, as checkpoints need them."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from jaxft._arrays._device_digest import PendingDigest
+from jaxft._checkpoints._manifest import Damaged, Unreadable
+
+_T = TypeVar("_T")
 
 
 class Group(Protocol):
@@ -28,6 +33,10 @@ class Group(Protocol):
         """Tell rank 0 that this process makes progress."""
         ...
 
+    def digest(self) -> PendingDigest:
+        """Start the digest of the state that is saved, on the devices. Called only if there are several processes."""
+        ...
+
     def save_begins(self, number: int, folder: str) -> str:
         """Return rank 0's folder, in every process. `number` counts the saves."""
         ...
@@ -52,8 +61,24 @@ class OneProcess:
     def got_on(self) -> None:
         """No other process waits."""
 
+    def digest(self) -> PendingDigest:
+        raise AssertionError("a process alone computes it on its host")
+
     def save_begins(self, number: int, folder: str) -> str:
         return folder
 
     def save_ends(self, number: int, failure: str) -> Sequence[str]:
         return [failure] if failure else []
+
+
+def agreed(group: Group, what: str, do: Callable[[], _T]) -> _T:
+    """What `do` returns, if it returns in every process of the group. Raises Damaged if it does so in any."""
+    found: list[_T] = []
+    failure, error = "", None
+    try:
+        found.append(do())
+    except Damaged as caught:
+        failure, error = str(caught), caught
+    if failure := group.agree(what, failure):
+        raise (Unreadable if isinstance(error, Unreadable) else Damaged)(failure) from error
+    return found[0]

@@ -105,11 +105,20 @@ def with_keys(host: Sequence[np.ndarray], impls: Sequence[Any]) -> list[Any]:
 
 
 def as_arrays(like: Any) -> list[Any]:
-    """The leaves of `like`. Where that has a Python number, it is the array that jit makes of one."""
+    """The leaves of `like`, as `place` takes them. A Python number is the array that jit makes of it."""
     return [
-        jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+        jnp.asarray(leaf) if isinstance(leaf, bool | int | float | complex) else _stand_in(leaf)
         for leaf in jax.tree.leaves(like)
     ]
+
+
+def _stand_in(leaf: Any) -> Any:
+    """A leaf; in place of a weak type, an array of this type."""
+    if not (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.weak_type):
+        return leaf
+    zero = {"c": 0j, "f": 0.0, "b": False}.get(np.dtype(leaf.dtype).kind, 0)
+    made = jnp.broadcast_to(jnp.asarray(zero), leaf.shape)
+    return made if leaf.sharding is None else jax.device_put(made, leaf.sharding)
 
 
 def on_host(array: Any) -> np.ndarray:

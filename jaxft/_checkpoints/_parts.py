@@ -39,14 +39,18 @@ def _names(state: Any) -> list[str]:
     return [names[number] for number in range(len(names))]
 
 
-def check_storable(state: Any) -> None:
+def check_storable(state: Any, *, shapes: bool = False) -> None:
     """Check that a checkpoint can hold a state.
+
+    Args:
+        state: the state.
+        shapes: whether its leaves may be types without values.
 
     Raises:
         ConfigurationError: a leaf has no values, two leaves have the same name on disk, or there is nothing to store.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        _check_leaf(jax.tree_util.keystr(path), leaf)
+        _check_leaf(jax.tree_util.keystr(path), leaf, shapes=shapes)
     names = _names(state)
     if not names:
         raise ConfigurationError(
@@ -60,13 +64,14 @@ def check_storable(state: Any) -> None:
         )
 
 
-def _check_leaf(name: str, leaf: Any) -> None:
+def _check_leaf(name: str, leaf: Any, *, shapes: bool) -> None:
     what = f"{f'The leaf {name} of the state' if name else 'The state'} is a {type(leaf).__name__}"
     if isinstance(leaf, jax.ShapeDtypeStruct):
+        if shapes:
+            return
         raise ConfigurationError(
-            f"{what}, a type without values. Training begins with the state that `restore` is given if there is no "
-            "checkpoint, and what is restored lies where its arrays lie: pass arrays, such as those of "
-            "`jax.jit(init, out_shardings=...)(key)`."
+            f"{what}, a type without values, which a step cannot begin with. `manager.restore(shapes)` returns the "
+            "shapes if it has read no checkpoint: make the state then, `if state is shapes: state = init(key)`."
         )
     try:
         jax.typeof(leaf)

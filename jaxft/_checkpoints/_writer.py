@@ -4,73 +4,78 @@ In a group of several processes, rank 0 makes a folder, every process writes its
 rank 0 completes and publishes it once all have. If one fails, or dies, nothing is published.
 """
 
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from jaxft._arrays._digest import digest_of_leaves
-from jaxft._checkpoints import _beginning, _folder, _orbax, _zarr
-from jaxft._checkpoints._description import STATE, describe, read_metadata
+from jaxft._checkpoints import _beginning, _folder, _orbax, _sharing, _zarr
 from jaxft._checkpoints._group import Group
 from jaxft._checkpoints._host import HostCopy, filled, with_keys
 from jaxft._checkpoints._manifest import Manifest, short_digest
+from jaxft._checkpoints._orbax import STATE, describe, read_metadata
 from jaxft._checkpoints._parts import PartsCopy
 
 _log = logging.getLogger("jaxft")
 
 
-def write(
-    folder: Path, manifest: Manifest, copy: HostCopy, *, keep: int, find_damaged: Callable[[], Set[int]]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a checkpoint goes.
+
+    Attributes:
+        folder: of the job's checkpoints.
+        keep: how many to keep, the new one included.
+        damaged: the steps whose checkpoints this process has found damaged: they do not count, and are replaced.
+        patience_s: for how long another process that saves may write nothing before this one saves, too.
+    """
+
+    folder: Path
+    keep: int
+    damaged: Set[int] = frozenset()
+    patience_s: float = 0.0
+
+
+def write(target: Target, manifest: Manifest, take: Callable[[], HostCopy]) -> None:
     """Write a checkpoint, unless the step has one, and delete what is older than the `keep` newest.
 
     Args:
-        folder: the folder of the job's checkpoints.
+        target: where.
         manifest: the checkpoint's manifest, without the digest.
-        copy: the state.
-        keep: how many to keep, this one included.
-        find_damaged: returns the steps with a checkpoint that is known to be damaged: it does not count, and is
-            replaced.
+        take: returns the copy of the state; called once.
 
     Raises:
         Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.
     """
-    step, damaged = manifest.step, find_damaged()
-    if is_saved(folder, step, manifest.job, damaged):
-        return
-    # First, because folders of dead writers may be what fills the disk.
-    _folder.sweep(folder)
-    with _folder.unfinished(folder) as work:
-        host = copy.join()
-        digest = digest_of_leaves(copy.names, with_keys(host, copy.key_impls))
-        manifest = dataclasses.replace(manifest, digest=digest)
-        _orbax.write(work / str(step), filled(copy.skeleton, host), manifest.to_json())
-        _publish(work, folder, step, keep, damaged)
+    with _turn(target, manifest) as mine:
+        if not mine:
+            return
+        copy = take()
+        # First, because folders of dead writers may be what fills the disk.
+        _folder.sweep(target.folder)
+        with _folder.unfinished(target.folder) as work:
+            host = copy.join()
+            digest = digest_of_leaves(copy.names, with_keys(host, copy.key_impls))
+            manifest = dataclasses.replace(manifest, digest=digest)
+            _orbax.write(work / str(manifest.step), filled(copy.skeleton, host), manifest.to_json())
+            _publish(work, target, manifest.step)
 
 
 def lead(
-    folder: Path,
-    manifest: Manifest,
-    copy: PartsCopy,
-    group: Group,
-    number: int,
-    *,
-    keep: int,
-    find_damaged: Callable[[], Set[int]],
+    target: Target, manifest: Manifest, take: Callable[[], PartsCopy], group: Group, number: int
 ) -> None:
     """In rank 0: as `write`, together with the other processes of the group, which `follow`.
 
     Args:
-        folder: as in `write`.
+        target: as in `write`.
         manifest: as there.
-        copy: this process's parts of the state.
+        take: returns the copy of this process's parts of the state.
         group: the processes.
         number: of the save.
-        keep: as in `write`.
-        find_damaged: as there.
 
     Raises:
         Exception: what the disk or TensorStore raised, here or in another process.
@@ -78,37 +83,43 @@ def lead(
     step, began_ns = manifest.step, time.time_ns()
     begun = False
     try:
-        damaged = find_damaged()
-        if is_saved(folder, step, manifest.job, damaged):
-            return
-        _folder.sweep(folder)
-        with _folder.unfinished(folder) as work:
-            written = work / str(step)
-            (written / STATE).mkdir(parents=True)
-            begun = bool(group.save_begins(number, work.name))
-            _write_together(written, copy, group, number, step)
-            manifest = dataclasses.replace(manifest, digest=short_digest(copy.digest.result()))
-            _zarr.merge(written / STATE, group.size)
-            tree = filled(copy.skeleton, [None if 0 in one.type.shape else 0 for one in copy.arrays])
-            describe(written, tree, manifest.to_json(), began_ns=began_ns)
-            _publish(work, folder, step, keep, damaged)
+        with _turn(target, manifest) as mine:
+            if not mine:
+                return
+            copy = take()
+            _folder.sweep(target.folder)
+            with _folder.unfinished(target.folder) as work:
+                written = work / str(step)
+                (written / STATE).mkdir(parents=True)
+                begun = bool(group.save_begins(number, work.name))
+                _write_together(written, lambda: copy, group, number)
+                manifest = dataclasses.replace(manifest, digest=short_digest(copy.digest.result()))
+                _zarr.merge(written / STATE, group.size)
+                tree = filled(copy.skeleton, [None if 0 in one.type.shape else 0 for one in copy.arrays])
+                describe(written, tree, manifest.to_json(), began_ns=began_ns)
+                _publish(work, target, step)
     finally:
         if not begun:
             group.save_begins(number, "")
 
 
-def follow(folder: Path, step: int, copy: PartsCopy, group: Group, number: int) -> None:
+def follow(folder: Path, step: int, take: Callable[[], PartsCopy], group: Group, number: int) -> None:
     """In the other processes: write this one's parts where rank 0 says. Raises as `lead`."""
     if work := group.save_begins(number, ""):
-        _write_together(folder / work / str(step), copy, group, number, step)
+        _write_together(folder / work / str(step), take, group, number)
 
 
-def decline(group: Group, number: int, error: Exception) -> NoReturn:
-    """In a process that could not copy its part: let the save of the others fail as well. Raises the error."""
-    work = group.save_begins(number, "")
-    if group.rank and work:
-        group.save_ends(number, f"{type(error).__name__}: {error}")
-    raise error
+@contextlib.contextmanager
+def _turn(target: Target, manifest: Manifest) -> Iterator[bool]:
+    step, job = manifest.step, manifest.job
+
+    def there() -> bool:
+        return is_saved(target.folder, step, job, target.damaged)
+
+    with _sharing.turn(target.folder, there, patience_s=target.patience_s) as mine:
+        if mine:
+            _log.debug("saves step %d", step)
+        yield mine
 
 
 def is_saved(folder: Path, step: int, job: str, damaged: Set[int]) -> bool:
@@ -128,13 +139,13 @@ def is_saved(folder: Path, step: int, job: str, damaged: Set[int]) -> bool:
     return True
 
 
-def _write_together(written: Path, copy: PartsCopy, group: Group, number: int, step: int) -> None:
+def _write_together(written: Path, take: Callable[[], PartsCopy], group: Group, number: int) -> None:
     """Write this process's parts. In rank 0, return once all processes have written theirs."""
-    _log.debug("write step %d", step)
+    _log.debug("write step %s", written.name)
     failure, error = "", None
     try:
-        _write_parts(written / STATE, copy, group.rank)
-    except Exception as caught:  # all processes have to be told; raised again below
+        _write_parts(written / STATE, take(), group.rank)
+    except Exception as caught:  # all processes have to know; raised again below
         failure, error = f"{type(caught).__name__}: {caught}", caught
     # Also after a failure: the folder may go only once no process writes into it.
     failures = group.save_ends(number, failure)
@@ -155,22 +166,23 @@ def _write_parts(state: Path, copy: PartsCopy, rank: int) -> None:
     _folder.sync(_zarr.own_folder(state, rank))
 
 
-def _publish(work: Path, folder: Path, step: int, keep: int, damaged: Set[int]) -> None:
+def _publish(work: Path, target: Target, step: int) -> None:
     """Publish what was written in an unfinished folder, and delete what it supersedes."""
-    if step in damaged:
+    folder = target.folder
+    if step in target.damaged:
         _folder.retire(folder, step, work)
     _folder.publish(work / str(step), folder, step)
     _log.info("saved step %d in %s", step, folder)
     _beginning.remove(folder)
-    for old in _superseded(_folder.steps(folder), step, keep, damaged):
+    for old in superseded(_folder.steps(folder), step, target.keep, target.damaged):
         _folder.retire(folder, old, work)
 
 
-def _superseded(steps: list[int], step: int, keep: int, damaged: Set[int]) -> list[int]:
+def superseded(steps: list[int], step: int, keep: int, damaged: Set[int]) -> list[int]:
     """The older steps beyond `keep`. Newer ones are left to their writers.
 
-    A damaged one does not count. It goes with those that are older than what is kept: one host may have found damage
-    where there is none, and until there are enough others, it may be all that is left.
+    A damaged one does not count. It goes once it is older than all that is kept: one host may have found damage where
+    there is none, and until there are enough others, it may be all that is left.
     """
     older = sorted((each for each in steps if each < step), reverse=True)
     kept = [each for each in older if each not in damaged][: keep - 1]

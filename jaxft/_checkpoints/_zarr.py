@@ -10,7 +10,8 @@ Orbax does the same. Nothing waits for another process here.
 
 import importlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from jaxft._arrays._lanes import Part
 from jaxft._checkpoints._orbax import as_stored, stored_dtype
 from jaxft._checkpoints._parts import Stored
 
-# TensorStore compresses and writes so much at once, which it holds in memory a second time.
+# TensorStore reads, or compresses and writes, this much at once, and holds it in memory a second time.
 _IN_FLIGHT_BYTES = 256 << 20
 
 
@@ -81,6 +82,8 @@ def read_parts(
     """
     ts = _tensorstore()
     context = ts.Context()
+    reading: deque[tuple[int, Callable[[], Iterator[tuple[Part, np.ndarray]]]]] = deque()
+    in_flight = 0
     for number, group in groupby(sorted(parts, key=lambda part: part.leaf), key=lambda part: part.leaf):
         stored, wanted = arrays[number], list(group)
         around = _around(wanted)
@@ -90,8 +93,22 @@ def read_parts(
             continue
         spec = {"driver": "zarr3", "kvstore": _database(state, stored.name)}
         source = ts.open(spec, context=context, open=True, read=True).result()
-        array = _block(source, around).read(order="C").result().view(whole.dtype)
-        yield from ((part, array[_within(part, around)]) for part in wanted)
+        future = _block(source, around).read(order="C")
+        reading.append((whole.size_bytes, partial(_divided, future, np.dtype(whole.dtype), around, wanted)))
+        in_flight += whole.size_bytes
+        while in_flight > _IN_FLIGHT_BYTES:
+            size, taken = reading.popleft()
+            yield from taken()
+            in_flight -= size
+    for _, taken in reading:
+        yield from taken()
+
+
+def _divided(
+    future: Any, dtype: "np.dtype[Any]", around: Part, parts: Sequence[Part]
+) -> Iterator[tuple[Part, np.ndarray]]:
+    array = future.result().view(dtype)
+    yield from ((part, array[_within(part, around)]) for part in parts)
 
 
 def _around(parts: Sequence[Part]) -> Part:

@@ -34,8 +34,8 @@ def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:
     name = labels(state)[dead]
     raise ConfigurationError(
         f"{f'The leaf {name} of the state' if name else 'The state'}, {jax.typeof(leaves[dead]).str_short()}, was "
-        "consumed by an earlier step, or by a function of your own that donates it (`donate_argnums`): its memory is "
-        "used again. Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
+        "consumed by an earlier step, by `manager.restore`, or by a function of your own that donates it: its "
+        "memory is used again. Use only the state that the step returned (`state, metrics = step(state, batch)`); to "
         "keep an older state too, copy it first (`jax.tree.map(jax.numpy.copy, state)`)."
     )
 

@@ -68,8 +68,7 @@ class Joining:
                 instead="For another step use another Manager, with another job name.",
             )
             return
-        self._saving.check_asked()
-        self._saving.check_taken(state)
+        self._saving.check_folder()
         self._saving.warn_of_no_history()
         self._held.leaves, self._held.programs = state, call.programs
         self._held.first_step = self._held.step
@@ -87,11 +86,11 @@ class Joining:
             self._first = now  # a call after one that failed before this begins again
 
     def read_after_all(self, call: Call) -> None:
-        """Read the checkpoint after the groups that were to read it are gone, unless others read it now."""
+        """Read the checkpoint after the groups that held a newer state are gone."""
         if not self._heals_only:
             return  # already read; the session's thread had not got the report yet
         with self._session.in_step(False):
-            state = self._saving.read_unless_others_do(call.programs.unflatten(self._held.leaves))
+            state = self._saving.read(call.programs.unflatten(self._held.leaves))
             self._held.leaves = call.programs.state_leaves(state)
             prepared = self._prepared(self._settings)
             with ctrl_c_later():

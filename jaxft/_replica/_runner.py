@@ -300,10 +300,14 @@ class Runner:
             self.loop.jumped("its state was restored from a checkpoint")
         return found
 
-    def save_last(self) -> None:
-        """Save the state at the end of this group's loop, if this group is the one to save."""
-        if self._programs is not None:
-            self._saving.save_last(self._programs, self._record.members)
+    def save_last(self) -> str:
+        """Save the state at the end of this group's loop, or wait for another group; return why it is not saved."""
+        return "" if self._programs is None else self._saving.save_last(self._programs)
+
+    def save_leaving(self) -> None:
+        """Save the state of a group that leaves its job before the end, if this group writes for the job."""
+        if self._programs is not None and self._writer.name == self._config.group:
+            self._saving.save_leaving(self._programs)
 
     def serve_until_left(self, timeout_s: float) -> None:
         """Take digests of the last state for joiners until this group has left the job."""

@@ -1,26 +1,29 @@
 """One group's work with the job's checkpoints: restore one, compare it with the step, and save new ones."""
 
-import contextlib
 import logging
-import weakref
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jax
 from jaxft_protocol.messages import NewQuorum
 from jaxft_protocol.names import done_again
 
+from jaxft._arrays._device_digest import PendingDigest
 from jaxft._checkpoints import Checkpoints, Restored, _beginning
+from jaxft._checkpoints._manifest import LATER, differences, refusal
 from jaxft._checkpoints._parts import check_storable
-from jaxft._checkpoints._settings import LATER, differences, refusal
 from jaxft._errors import ConfigurationError
 from jaxft._programs._programs import Programs
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._held_state import HeldState
-from jaxft._replica._together import Together
+from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
+
+
+# Between two tries to save the last state.
+_PAUSE_S = 5.0
 
 
 class Saving:
@@ -28,15 +31,14 @@ class Saving:
 
     def __init__(self, config: GroupConfig, session: Directing, ranks: Ranks, held: HeldState) -> None:
         self.history = config.history  # of the checkpoint that the first state came from; 0: none
-        # The first state is fresh although the job may have a checkpoint: other groups have read that, or hold more.
+        # The first state is fresh although the job may have a checkpoint: other groups hold a newer state.
         self.left_to_others = False
         self._config = config
         self._session = session
         self._ranks = ranks
-        self._group = Together(ranks, session)
+        self._group = Together(ranks, session, held)
         self._held = held
         self._restored: Restored | None = None
-        self._replaced: list[weakref.ref[jax.Array]] = []  # leaves of the state that it stands in for
         self._changed: Collection[str] = ()
         self._asked = False  # the program has called `restore`
         self._frontier_step: int | None = None  # the job's frontier when this group joined
@@ -47,53 +49,44 @@ class Saving:
     def restore(self, state: Any, changed: Collection[str]) -> Any:
         """Return the state of the newest checkpoint, or `state` (see `Manager.restore`)."""
         self._changed, self._asked = changed, True
-        self._check_state(state)
+        self._check_state(state, shapes=True)
         self._frontier_step, held = self._session.frontier  # rank 0 alone knows them
         if self._ranks.decide("restore: heal instead of reading a checkpoint", held):
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
             self.left_to_others = True  # they may be dead without being known to be
             return state
-        # Leave it to others only if the coordinator knows the job. Otherwise fresh states could found it before a
-        # restored one arrives.
-        known = self._ranks.decide("the coordinator knows the job", bool(self._frontier_step))
-        return self.read_unless_others_do(state) if known else self._read(state)
+        return self.read(state)
 
-    def check_asked(self) -> None:
-        """Refuse to begin beside checkpoints that the program has not asked for.
+    def check_folder(self) -> None:
+        """Refuse to begin with a folder that takes no checkpoints, or holds some that the program has not asked for.
 
         Raises:
-            ConfigurationError: there are some, and `restore` was not called.
+            ConfigurationError: the folder cannot be written to, or is another job's; or there are checkpoints, and
+                `restore` was not called.
         """
-        if self._asked or self._config.checkpoints is None:
+        checkpoints = self._config.checkpoints
+        if checkpoints is None:
             return
-        if found := self._config.checkpoints.steps():
+        failure = ""
+        try:
+            checkpoints.claim(self._config.job, self._changed)
+        except ConfigurationError as error:
+            failure = str(error)
+        if failure := self._group.agree("use the folder of the checkpoints", failure):
+            raise ConfigurationError(failure)
+        if self._asked:
+            return
+        if found := checkpoints.steps():
             raise ConfigurationError(
-                f"The folder {str(self._config.checkpoints.folder)!r} holds checkpoints up to step {found[-1]}, but "
+                f"The folder {str(checkpoints.folder)!r} holds checkpoints up to step {found[-1]}, but "
                 f"the program of group {self._config.group!r} has not restored one: it would begin again at step "
                 f"{self._held.step}, and mix its checkpoints with those. Call `state = manager.restore(state)` "
                 "inside the `with` block and before the first step, or name another folder for another run. Nothing "
                 "was written."
             )
 
-    def read_unless_others_do(self, state: Any) -> Any:
-        """Read the newest checkpoint, unless other groups are reading it now (`left_to_others`)."""
-        with self._turn() as mine:
-            if self._ranks.decide("read a checkpoint", mine):
-                found = self._read(state)
-                self.left_to_others = False  # not before: a read that failed is made again
-                return found
-            self.left_to_others = True
-        _log.info("[jaxft %s] reads no checkpoint: others have, and it heals from them", self._config.group)
-        return state
-
-    def _turn(self) -> contextlib.AbstractContextManager[bool]:
-        """Wait until it is clear whether this group reads. Rank 0 takes a reader's place for all ranks."""
-        assert self._config.checkpoints is not None
-        if self._ranks.rank:
-            return contextlib.nullcontext(True)
-        return self._config.checkpoints.reading(self._config.failure_timeout_s)
-
-    def _read(self, state: Any) -> Any:
+    def read(self, state: Any) -> Any:
+        """Return the state of the newest checkpoint; `state` if there is none."""
         assert self._config.checkpoints is not None
         found = self._config.checkpoints.restore(
             state,
@@ -102,7 +95,7 @@ class Saving:
             changed=self._changed,
             group=self._group,
         )
-        group = self._config.group
+        group, self.left_to_others = self._config.group, False
         if found is None:
             _log.info("[jaxft %s] found no checkpoint: starts with the state that was passed", group)
             return state
@@ -111,28 +104,12 @@ class Saving:
         again = f"; the job had committed {frontier}: {done_again(behind)}" if behind > 0 else ""
         _log.info("[jaxft %s] restored step %d from %s%s", group, found.step, found.folder, again)
         self._restored, self.history, self._held.step = found, found.history, found.step
-        self._replaced = [weakref.ref(leaf) for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
         return found.state
 
-    def check_taken(self, leaves: Sequence[jax.Array]) -> None:
-        """Refuse the state that was given to `restore` in place of the one that it returned.
-
-        Raises:
-            ConfigurationError: a checkpoint was read, and these are the leaves from before.
-        """
-        given = {id(leaf) for leaf in leaves}
-        before = [ref() for ref in self._replaced]  # None: it is gone, so it is not given
-        if before and all(leaf is not None and id(leaf) in given for leaf in before):
-            raise ConfigurationError(
-                f"Group {self._config.group!r} restored step {self._held.step} from a checkpoint, but the step was "
-                "called with the state that was given to `manager.restore`, not with the one that it returned. Write "
-                "`state = manager.restore(state)`. Nothing was trained or written."
-            )
-
-    def _check_state(self, state: Any) -> None:
+    def _check_state(self, state: Any, *, shapes: bool = False) -> None:
         """Refuse a state that no checkpoint can hold, before training and not at its first save."""
         if self._config.checkpoints is not None:
-            check_storable(state)
+            check_storable(state, shapes=shapes)
 
     def check(self, present: Mapping[str, str]) -> None:
         """Compare the step with the one that the checkpoint was saved with, and keep it for later checkpoints.
@@ -220,25 +197,46 @@ class Saving:
             with self._session.in_step(False):
                 self._save(checkpoints, programs.unflatten(self._held.leaves))
 
-    def save_last(self, programs: Programs, members: tuple[str, ...]) -> None:
-        """Save the state at the end of this group's loop, or wait until another group has."""
-        if not self._held.made:
-            return
+    def save_last(self, programs: Programs) -> str:
+        """Save the state at the end of this group's loop, or wait until another group has.
+
+        Returns:
+            Why it is not on the disk; "" if it is, or if there is nothing to save.
+        """
+        checkpoints, timeout_s = self._config.checkpoints, self._config.failure_timeout_s
+        if checkpoints is None or not self._held.made:
+            return ""
         if any(leaf.is_deleted() for leaf in self._held.leaves):
-            _log.warning("the last state is not saved: other code consumed it before the job ended")
+            return "other code consumed the state before the `with` block ended (a function with donate_argnums?)"
+        checkpoints.finish(timeout_s)
+        checkpoints.last_comes(timeout_s / 2)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            failure = self._group.agree("save the last state", self._saved_now(checkpoints, programs))
+            again = bool(failure) and time.monotonic() < deadline_s
+            if not self._ranks.decide("save the last state once more", again):
+                return failure
+            # The disk may have room again, or be back: this group holds the only copy.
+            _log.warning(
+                "[jaxft %s] the last state, of step %d, is not saved: %s. Tries again for %.0f s",
+                *(self._config.group, self._held.step, failure, deadline_s - time.monotonic()),
+            )
+            time.sleep(min(_PAUSE_S, timeout_s / 10))
+
+    def save_leaving(self, programs: Programs) -> None:
+        """Save the state of a group that is drained or stopped, if it writes for the job: it may be the last one."""
+        checkpoints, timeout_s = self._config.checkpoints, self._config.failure_timeout_s
+        if checkpoints is None or not self._held.made or any(leaf.is_deleted() for leaf in self._held.leaves):
             return
-        checkpoints, step = self._config.checkpoints, self._held.step
-        if checkpoints is None:
-            return
-        mine = not self._ranks.rank and checkpoints.saves_last(
-            step,
-            job=self._config.job,
-            writer=self._writes(members),
-            timeout_s=self._config.failure_timeout_s,
-        )
-        if self._ranks.decide("save the last state", mine):
-            _log.debug("[jaxft %s] saves the last state, of step %d", self._config.group, step)
-            self._save(checkpoints, programs.unflatten(self._held.leaves))
+        checkpoints.finish(timeout_s)
+        checkpoints.last_comes(timeout_s / 2)
+        _log.info("[jaxft %s] saves state %d before it leaves", self._config.group, self._held.step)
+        self._saved_now(checkpoints, programs)
+
+    def _saved_now(self, checkpoints: Checkpoints, programs: Programs) -> str:
+        """Save the state that is held, and wait for it; return why it is not on the disk."""
+        self._save(checkpoints, programs.unflatten(self._held.leaves))
+        return checkpoints.finish(self._config.failure_timeout_s)
 
     def _writes(self, members: tuple[str, ...]) -> bool:
         """Whether this group writes for all: the first of the quorum at this step does."""
@@ -252,5 +250,34 @@ class Saving:
             history=self._session.history,
             settings={**self._settings, **self._config.compared_settings},
             group=self._group,
-            digest=self._held.pending_digest,
         )
+
+
+class Together:
+    """The ranks of this group, as checkpoints need them (`_checkpoints._group`)."""
+
+    def __init__(self, ranks: Ranks, session: Directing, held: HeldState) -> None:
+        self.rank = ranks.rank
+        self.size = ranks.size
+        self._ranks = ranks
+        self._session = session
+        self._held = held
+
+    def choose(self, what: str, number: int) -> int:
+        return self._ranks.choose(what, number)
+
+    def agree(self, what: str, failure: str) -> str:
+        with self._ranks.operation(what, Abort()) as operation:
+            return operation.settle(failure).failure
+
+    def got_on(self) -> None:
+        self._session.got_on()
+
+    def digest(self) -> PendingDigest:
+        return self._held.pending_digest()
+
+    def save_begins(self, number: int, folder: str) -> str:
+        return self._ranks.save_begins(number, folder)
+
+    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+        return self._ranks.save_ends(number, failure)

@@ -78,6 +78,11 @@ def saved(folder: Path, *steps: int, **options: Any) -> Checkpoints:
     return checkpoints
 
 
+def names(folder: Path) -> set[str]:
+    """What is in a folder, beside the file that says whose it is."""
+    return {entry.name for entry in folder.iterdir()} - {".job"}
+
+
 def same(one: Any, other: Any) -> bool:
     """Equal in structure, types (weak ones told apart) and bits."""
     return (

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,11 +10,10 @@ from typing import Any, NoReturn
 import pytest
 
 from jaxft import CannotRestore, Checkpoints
-from jaxft._checkpoints import _marks
-from jaxft._checkpoints._group import OneProcess
-from jaxft._checkpoints._writer import _superseded
+from jaxft._checkpoints import _folder, _reading, _zarr
+from jaxft._checkpoints._writer import superseded
 
-from .states import PATIENCE_S, of_optax, same, saved
+from .states import PATIENCE_S, names, of_optax, same, saved
 
 
 def flip(file: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_damaged_one_is_written_anew(tmp_path: Path) -> None:
     restored = checkpoints.restore(of_optax(), job="docs")
     assert restored is not None
     assert restored.step == 10
-    assert {entry.name for entry in tmp_path.iterdir()} == {"5", "10"}
+    assert names(tmp_path) == {"5", "10"}
 
 
 def test_a_damaged_one_does_not_count_among_those_kept(tmp_path: Path) -> None:
@@ -127,156 +127,118 @@ def test_what_is_no_checkpoint_is_not_looked_at(tmp_path: Path) -> None:
     assert checkpoints.steps() == [5]
 
 
-def damaged_newest(folder: Path, damage: Callable[[Path], None]) -> None:
-    """Checkpoints of the steps 5, 10 and 15, the newest damaged."""
-    saved(folder, 5, 10, 15)
-    damage(folder / "15" / "state" / "manifest.ocdbt")
-
-
-def restored_step(folder: Path) -> int:
-    restored = Checkpoints(folder).restore(of_optax(), job="docs")
-    assert restored is not None
-    assert same(restored.state, of_optax(restored.step))
-    return restored.step
-
-
-def mark_of(folder: Path, step: int) -> Path:
-    return folder / str(step) / ".damaged"
-
-
-@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
-def test_another_group_than_its_reader_writes_it_again(
-    damage: Callable[[Path], None], tmp_path: Path
-) -> None:
-    damaged_newest(tmp_path, damage)
-    assert restored_step(tmp_path) == 10
-    saved(tmp_path, 15)
-    assert restored_step(tmp_path) == 15
-    assert not list(tmp_path.glob("*/.damaged"))
-
-
-def test_another_group_than_its_reader_does_not_count_it(tmp_path: Path) -> None:
-    damaged_newest(tmp_path, cut)
-    assert restored_step(tmp_path) == 10
-    assert saved(tmp_path, 20, keep=2).steps() == [10, 15, 20]
-    assert saved(tmp_path, 25, keep=2).steps() == [20, 25]
-
-
-def test_the_reader_does_not_delete_what_another_group_has_written_again(tmp_path: Path) -> None:
-    damaged_newest(tmp_path, cut)
-    reader = Checkpoints(tmp_path, keep=2)
-    assert reader.restore(of_optax(), job="docs") is not None
-    saved(tmp_path, 15)
-    reader.save(20, of_optax(20), job="docs", history=7)
-    reader.finish(PATIENCE_S)
-    assert reader.steps() == [15, 20]
-    assert restored_step(tmp_path) == 20
-
-
-def test_a_mark_goes_when_it_can_be_read_after_all(tmp_path: Path) -> None:
-    saved(tmp_path, 5, 10)
-    file = tmp_path / "10" / "state" / "manifest.ocdbt"
-    content = file.read_bytes()
-    cut(file)
-    assert restored_step(tmp_path) == 5
-    assert mark_of(tmp_path, 10).exists()
-    file.write_bytes(content)
-    assert restored_step(tmp_path) == 10
-    assert not mark_of(tmp_path, 10).exists()
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
-def test_what_this_host_cannot_read_is_not_marked(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damaged_newest(tmp_path, cut)
-    whole = os.read
-
-    def failing(descriptor: int, size: int) -> bytes:
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("manifest.ocdbt"):
-            raise OSError(code, os.strerror(code))
-        return whole(descriptor, size)
-
-    monkeypatch.setattr(os, "read", failing)
-    reader = Checkpoints(tmp_path)
-    restored = reader.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 10
-    assert not mark_of(tmp_path, 15).exists()
-    reader.save(15, of_optax(15), job="docs", history=7)
-    reader.finish(PATIENCE_S)
-    assert restored_step(tmp_path) == 15, "for the group itself it is damaged"
-
-
-@pytest.mark.parametrize("what", ["their folder", "the files"])
-def test_a_disk_that_cannot_be_read_is_not_called_damage(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_cannot_be_listed_is_not_called_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoints may be intact, so they should not be moved away."""
     saved(tmp_path, 5)
 
-    def failing(*_: object, **__: object) -> NoReturn:
+    def failing(*_: object) -> NoReturn:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    with monkeypatch.context() as patch:
-        if what == "the files":
-            cut(next((tmp_path / "5").rglob("manifest.ocdbt")))
-            patch.setattr(os, "read", failing)
-        else:
-            patch.setattr(os, "scandir", failing)
-        with pytest.raises(CannotRestore, match=r"PermissionError: .* check .* permissions") as refused:
-            Checkpoints(tmp_path).restore(of_optax(), job="docs")
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(CannotRestore, match=r"PermissionError: .* check .* permissions") as refused:
+        Checkpoints(tmp_path).restore(of_optax(), job="docs")
     assert "damaged" not in str(refused.value)
     assert "away" not in str(refused.value)
 
 
-class OneOfTwo(OneProcess):
-    """A group in which another rank cannot read the files of a checkpoint."""
+def failing_reads(
+    monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, times: int
+) -> Callable[[], int]:
+    """Have reads of the checkpoint of step 10 fail; return how often they have."""
+    failed = list[Path]()
+    real = getattr(_reading, where) if where == "read_metadata" else _zarr.read_parts
 
-    def agree(self, what: str, failure: str) -> str:
-        return failure or ("rank 1: PermissionError" if "files of the damaged" in what else "")
+    def read(path: Path, *rest: Any) -> Any:
+        if "10" in path.parts and len(failed) < times:
+            failed.append(path)
+            raise error
+        return real(path, *rest)
+
+    monkeypatch.setattr(*((_reading, where) if where == "read_metadata" else (_zarr, where)), read)
+    return lambda: len(failed)
 
 
-def test_what_another_rank_cannot_read_is_not_marked(tmp_path: Path) -> None:
-    damaged_newest(tmp_path, cut)
-    restored = Checkpoints(tmp_path).restore(of_optax(), job="docs", group=OneOfTwo())
+ERRORS = {
+    "descriptors": OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+    "a stale handle": OSError(errno.ESTALE, os.strerror(errno.ESTALE)),
+    "an I/O error": OSError(errno.EIO, os.strerror(errno.EIO)),
+    "no thread": RuntimeError("can't start new thread"),
+    "TensorStore": ValueError("RESOURCE_EXHAUSTED: Error opening: Too many open files [os_error_code='24']"),
+}
+
+
+@pytest.mark.parametrize("where", ["read_metadata", "read_parts"])
+@pytest.mark.parametrize("what", ERRORS)
+def test_an_error_of_the_system_is_waited_out(
+    what: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = saved(tmp_path, 5, 10)
+    monkeypatch.setattr(_folder, "_FIRST_PAUSE_S", 0.001)
+    failed = failing_reads(monkeypatch, where, ERRORS[what], times=3)
+    restored = checkpoints.restore(of_optax(), job="docs")
     assert restored is not None
-    assert restored.step == 10
-    assert not mark_of(tmp_path, 15).exists()
+    assert (restored.step, failed()) == (10, 3)
+    assert "Tries again for 20 s" in caplog.text
+    assert "Skipped" not in caplog.text
 
 
-def test_a_mark_gets_into_the_folder_that_was_read_and_not_into_its_successor(tmp_path: Path) -> None:
-    saved(tmp_path, 5)
-    with _marks.held(tmp_path / "5") as folder:
-        assert folder is not None
-        (tmp_path / "5").rename(tmp_path / "old")
-        saved(tmp_path, 5)
-        _marks.mark(folder)
-    assert (tmp_path / "old" / ".damaged").exists()
-    assert not mark_of(tmp_path, 5).exists()
+@pytest.mark.parametrize("what", ["a stale handle", "TensorStore"])
+def test_a_system_that_fails_for_long_leads_to_the_one_before_and_deletes_nothing(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = saved(tmp_path, 5, 10)
+    monkeypatch.setattr(_folder, "PATIENCE_S", 0.0)
+    failing_reads(monkeypatch, "read_parts", ERRORS[what], times=1000)
+    restored = checkpoints.restore(of_optax(), job="docs")
+    assert restored is not None
+    assert restored.step == 5
+    assert f"Skipped the checkpoint {tmp_path / '10'}: reading it failed with" in caplog.text
+    inode = (tmp_path / "10").stat().st_ino
+    checkpoints.save(10, of_optax(10), job="docs", history=7)
+    checkpoints.finish(PATIENCE_S)
+    assert (tmp_path / "10").stat().st_ino == inode, "it may be intact"
+    shutil.rmtree(tmp_path / "5")
+    with pytest.raises(
+        CannotRestore, match=r"\(steps 10\); .* They may be intact: .* check their permissions"
+    ):
+        checkpoints.restore(of_optax(), job="docs")
 
 
-def test_a_disk_that_cannot_be_marked_is_read_all_the_same(
+def test_an_error_that_a_library_has_swallowed_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    damaged_newest(tmp_path, cut)
-    whole: Any = os.open
-
-    def read_only(path: Any, flags: int, *rest: Any, **options: Any) -> int:
-        if flags & os.O_CREAT:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return whole(path, flags, *rest, **options)
-
-    monkeypatch.setattr(os, "open", read_only)
-    assert restored_step(tmp_path) == 10
-    monkeypatch.undo()
-    assert not mark_of(tmp_path, 15).exists()
+    checkpoints = saved(tmp_path, 5, 10)
+    failing_reads(monkeypatch, "read_parts", ValueError("NOT_FOUND: no such array"), times=1)
+    restored = checkpoints.restore(of_optax(), job="docs")
+    assert restored is not None
+    assert restored.step == 10
 
 
-def test_none_is_deleted_for_marks_alone() -> None:
-    """A host whose accelerator is broken may mark all of them: until there are enough others, they stay."""
-    steps, marked = [80, 90, 100, 110], frozenset({80, 90, 100})
-    assert _superseded(steps, 110, 2, marked) == []
-    assert _superseded([*steps, 120], 120, 2, marked) == [80, 90, 100]
-    assert _superseded([*steps, 120], 120, 2, frozenset()) == [80, 90, 100]
-    assert _superseded(steps, 110, 1, marked) == [80, 90, 100]
+def test_a_checkpoint_that_is_superseded_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, 5, keep=1)
+    real, others = _reading.read_metadata, iter((6, 7))
+
+    def read(folder: Path) -> Any:
+        """Another group saves the next state, and deletes this one, before it is read."""
+        if (step := next(others, None)) is not None:
+            saved(tmp_path, step, keep=1)
+        return real(folder)
+
+    monkeypatch.setattr(_reading, "read_metadata", read)
+    restored = Checkpoints(tmp_path).restore(of_optax(), job="docs")
+    assert restored is not None
+    assert restored.step == 7
+    assert same(restored.state, of_optax(7))
+    assert "Skipped" not in caplog.text
+
+
+def test_none_is_deleted_because_one_process_calls_it_damaged() -> None:
+    """A host whose accelerator is broken may say so of all: until there are enough others, they stay."""
+    steps, damaged = [80, 90, 100, 110], frozenset({80, 90, 100})
+    assert superseded(steps, 110, 2, damaged) == []
+    assert superseded([*steps, 120], 120, 2, damaged) == [80, 90, 100]
+    assert superseded(steps, 110, 1, damaged) == [80, 90, 100]

@@ -12,7 +12,7 @@ from jaxft._checkpoints import Checkpoints
 from tests import patience
 
 from .saver import state_at
-from .states import PATIENCE_S, same
+from .states import PATIENCE_S, names, same
 
 pytestmark = pytest.mark.processes
 SAVER = Path(__file__).with_name("saver.py")
@@ -59,7 +59,7 @@ def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(last + 1, state_at(last + 1), job="docs", history=0)
     checkpoints.finish(PATIENCE_S)
-    assert [entry.name for entry in tmp_path.iterdir()] == [str(last + 1)]
+    assert names(tmp_path) == {str(last + 1)}
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_a_full_disk(tmp_path: Path) -> None:
     restored = Checkpoints(tmp_path).restore(state_at(0), job="docs")
     assert restored is not None
     assert same(restored.state, state_at(3))
-    assert {entry.name for entry in tmp_path.iterdir()} == {"1", "3"}
+    assert names(tmp_path) == {"1", "3"}

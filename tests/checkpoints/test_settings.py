@@ -9,8 +9,7 @@ import pytest
 
 from jaxft import ConfigurationError, Manager
 from jaxft._checkpoints import Checkpoints, _orbax
-from jaxft._checkpoints._manifest import Damaged, Manifest
-from jaxft._checkpoints._settings import differences, refusal
+from jaxft._checkpoints._manifest import Damaged, Manifest, differences, refusal
 
 from .states import PATIENCE_S, of_optax
 

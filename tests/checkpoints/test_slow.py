@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxft._base import _room
-from jaxft._checkpoints import Checkpoints, _beginning, _folder, _slow
+from jaxft._checkpoints import Checkpoints, _beginning, _folder
 from jaxft._checkpoints._beginning import NAME, Beginning
 from tests import patience
 from tests.shortages import no_threads
@@ -21,7 +21,7 @@ BEGUN = Beginning("job", 5, 0, 7)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_slow, "SLOW_WAIT_S", 0.02)
+    monkeypatch.setattr(_folder, "SLOW_WAIT_S", 0.02)
 
 
 def test_a_note_that_the_disk_does_not_give_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,7 +67,7 @@ def test_a_call_of_the_disk_that_does_not_return_is_said_once(
 def test_a_disk_that_answers_is_not_mentioned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_slow, "SLOW_WAIT_S", 3600.0)
+    monkeypatch.setattr(_folder, "SLOW_WAIT_S", 3600.0)
     before = threading.active_count()
     _beginning.write(tmp_path, BEGUN)
     assert _beginning.read(tmp_path) == BEGUN

@@ -36,11 +36,6 @@ NOT_STORABLE: dict[str, tuple[Any, str]] = {
         OrderedDict[Any, Any]([(1, {"x": ONE}), ("1", {"y": OTHER})]),
         "have the same key as text, '1'",
     ),
-    "a type": (
-        {"w": ONE, "x": jax.ShapeDtypeStruct((3,), jnp.float32)},
-        r"leaf \['x'\] of the state is a ShapeDtypeStruct, a type without values.*pass arrays",
-    ),
-    "the type of a key": (jax.eval_shape(jax.random.key, 0), "The state is a ShapeDtypeStruct"),
     "a text": (
         {"w": ONE, "name": "mlp"},
         r"leaf \['name'\] of the state is a str, .* holds arrays and numbers",
@@ -61,6 +56,17 @@ def test_it_is_refused_before_anything_is_written(what: str, group: OneProcess, 
         checkpoints.restore(state, job="docs", group=group)
     checkpoints.finish(PATIENCE_S)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_type_without_values_cannot_be_saved_or_trained_from(tmp_path: Path) -> None:
+    for state in (
+        {"w": ONE, "x": jax.ShapeDtypeStruct((3,), jnp.float32)},
+        jax.eval_shape(jax.random.key, 0),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"a type without values.*`if state is shapes: state = init\(key\)"
+        ):
+            Checkpoints(tmp_path).save(5, state, job="docs", history=7)
 
 
 class Held:

@@ -17,19 +17,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxft_protocol.ranks.lanes import Span
 from orbax.checkpoint.experimental import v1 as ocp
 
-from jaxft._arrays._device_digest import StateDigest
+from jaxft._arrays._device_digest import PendingDigest, StateDigest
 from jaxft._arrays._lanes import Lanes
 from jaxft._arrays._leaf_types import type_of
 from jaxft._checkpoints import Checkpoints, _checkpoints, _zarr
-from jaxft._checkpoints._group import OneProcess
+from jaxft._checkpoints._group import OneProcess, agreed
 from jaxft._checkpoints._host import HostCopy, skeleton
 from jaxft._checkpoints._manifest import Damaged, Manifest, leaves_of
 from jaxft._checkpoints._parts import PartsCopy, stored_arrays
-from jaxft._checkpoints._reading import agreed, read_manifest
-from jaxft._checkpoints._writer import follow, lead
+from jaxft._checkpoints._reading import read_manifest
+from jaxft._checkpoints._writer import Target, follow, lead
 from tests import patience
 
-from .states import PATIENCE_S, of_equinox, of_everything, of_nnx, of_optax, same
+from .states import PATIENCE_S, names, of_equinox, of_everything, of_nnx, of_optax, same
 
 RANKS = 2
 
@@ -56,6 +56,9 @@ class Ranks:
         return failure
 
     def got_on(self) -> None: ...
+
+    def digest(self) -> PendingDigest:
+        return StateDigest().start(jax.tree.leaves(of_optax(5)))
 
     def save_begins(self, number: int, folder: str) -> str:
         if self.rank:
@@ -111,8 +114,8 @@ def save_by_two(folder: Path, step: int, state: Any, **options: Any) -> list[Bas
     ranks = [Ranks(rank, line) for rank in range(RANKS)]
     halves = [Half(state, rank) for rank in range(RANKS)]
     works = [
-        lambda: lead(folder, manifest, halves[0], ranks[0], 1, keep=keep, find_damaged=frozenset),
-        lambda: follow(seen, step, halves[1], ranks[1], 1),
+        lambda: lead(Target(folder, keep), manifest, lambda: halves[0], ranks[0], 1),
+        lambda: follow(seen, step, lambda: halves[1], ranks[1], 1),
     ]
     threads = [threading.Thread(target=run, args=pair) for pair in enumerate(works)]
     for thread in threads:
@@ -189,10 +192,10 @@ def test_a_rank_that_fails_leaves_nothing_but_what_was_there(
     first, second = save_by_two(tmp_path, 10, divided(of_optax(10)), keep=1)
     assert "No space left on device" in str(first)
     assert "No space left on device" in str(second)
-    assert [path.name for path in tmp_path.iterdir()] == ["5"]
+    assert names(tmp_path) == {"5"}
     monkeypatch.undo()
     assert save_by_two(tmp_path, 10, divided(of_optax(10)), keep=1) == [None, None]
-    assert [path.name for path in tmp_path.iterdir()] == ["10"]
+    assert names(tmp_path) == {"10"}
 
 
 @pytest.mark.unoptimized
@@ -201,7 +204,7 @@ def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     for error in (first, second):
         assert "rank 1 does not see the folder" in str(error)
         assert "put the checkpoints on a file system that all processes share" in str(error)
-    assert not list((tmp_path / "one").iterdir())
+    assert not names(tmp_path / "one")
 
 
 @pytest.mark.parametrize("failing", range(RANKS))
@@ -219,9 +222,7 @@ def test_a_rank_that_cannot_copy_its_part_fails_the_save_in_all(
     ranks = [Checkpoints(tmp_path / "saved") for _ in range(RANKS)]
     for rank, checkpoints in enumerate(ranks):
         monkeypatch.setattr(_checkpoints, "PartsCopy", lambda *_, rank=rank: copied(rank))
-        pending = StateDigest().start(jax.tree.leaves(state))
-        group = Ranks(rank, line)
-        checkpoints.save(5, state, job="docs", history=7, group=group, digest=lambda pending=pending: pending)
+        checkpoints.save(5, state, job="docs", history=7, group=Ranks(rank, line))
     for checkpoints in ranks:
         checkpoints.finish(PATIENCE_S)
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
@@ -229,7 +230,7 @@ def test_a_rank_that_cannot_copy_its_part_fails_the_save_in_all(
     assert len(errors) == len(told)
     assert all(f"MemoryError: host copy of rank {failing}" in error for error in errors)
     assert ranks[0].steps() == []
-    assert not list(tmp_path.glob("saved/*"))
+    assert not names(tmp_path / "saved")
 
 
 @pytest.mark.unoptimized

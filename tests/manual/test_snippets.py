@@ -147,6 +147,16 @@ def restores(text: str, folder: Path) -> None:
     assert asked == {0, *range(max(saved), 8)}  # the first batch is that of the comparison of programs
 
 
+@stage("checkpoints.md", "state is shapes")
+def restores_from_types(text: str, folder: Path) -> None:
+    shapes: list[Any] = []
+    for found in (lambda shapes: shapes, lambda shapes: jnp.ones(3)):
+        manager = SimpleNamespace(restore=lambda given, found=found: shapes.append(given) or found(given))
+        after = ran(text, jax=jax, manager=manager, init_state=lambda: jnp.zeros(3))
+        assert isinstance(shapes[-1], jax.ShapeDtypeStruct)
+        assert after.state.tolist() == found(jnp.zeros(3)).tolist()
+
+
 @stage("checkpoints.md", "CheckpointManager")
 def goes_on_from_a_checkpoint_of_its_own(text: str, folder: Path) -> None:
     """Once until a batch fails, and again: at its coordinator the job has committed more than the checkpoint."""

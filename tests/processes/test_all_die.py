@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxft._checkpoints._readers import turn
 from tests.clusters import Cluster, Worker, cluster, digest_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -178,39 +177,3 @@ def test_a_group_that_counted_on_a_holder_reads_after_all(undisturbed: str, tmp_
         assert "reads the checkpoint, which it had left to other groups: no group that holds" in heir.log()
         assert heir.says("restored step 20 from")
         assert heir.digest == undisturbed
-
-
-def test_those_who_wait_for_a_reader_heal_from_it(tmp_path: Path, undisturbed: str) -> None:
-    with cluster(tmp_path) as here:
-        train_and_kill_all(here)
-        folder = here.folder / "checkpoints"
-        with turn(folder, timeout_s=0) as one, turn(folder, timeout_s=0) as other:
-            assert one
-            assert other
-            # This one loses its patience, and reads itself. It may not end before the other can heal from it.
-            gate = here.folder / "second-heals"
-            gates = ("--gate", f"30:{gate}")
-            first = here.start("group-0", *flags(here), *gates, "--failure-timeout-s", "10")
-            second = here.start("group-1", *flags(here))
-            here.until(lambda: first.says("restored step 20"), "the first to read")
-            here.until(lambda: second.says("Waiting for other groups that are reading"), "the second to wait")
-        here.until(lambda: second.says("heals to step"), "the second to heal")
-        gate.touch()
-        here.until_finished(first, second)
-        assert "reads no checkpoint: others have, and it heals from them" in second.log()
-        assert first.digest == second.digest == undisturbed
-
-
-def test_one_that_left_it_to_readers_that_die_reads_it_after_all(tmp_path: Path, undisturbed: str) -> None:
-    with cluster(tmp_path) as here:
-        train_and_kill_all(here)
-        folder = here.folder / "checkpoints"
-        with turn(folder, timeout_s=0), turn(folder, timeout_s=0):
-            group = here.start("group-0", *flags(here), "--failure-timeout-s", "10")
-            here.until(lambda: group.says("Waiting for other groups that are reading"), "it to wait")
-        # Both readers have left their mark, and none of them comes.
-        here.until_finished(group)
-        assert "reads no checkpoint: others have, and it heals from them" in group.log()
-        assert "reads the checkpoint, which it had left to other groups" in group.log()
-        assert "restored step 20" in group.log()
-        assert group.digest == undisturbed
