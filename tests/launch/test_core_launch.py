@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxft._errors import ConfigurationError, JaxftError, JobFinished, JoinRefused
+from jaxft._errors import ConfigurationError, JaxftError, JobFinished, JoinRefused, NotSaved
 from jaxft_launch.supervise.core import launch as core
 from jaxft_launch.supervise.core import values
 from jaxft_launch.supervise.core.entries import (
@@ -23,13 +23,15 @@ ALL = tuple(range(8))
 
 
 def test_the_statuses_are_those_of_the_library() -> None:
-    errors = (JobFinished, ConfigurationError, JaxftError, JoinRefused)
+    errors = (JobFinished, ConfigurationError, NotSaved, JaxftError, JoinRefused)
     assert [error.exit_status for error in errors] == [
         values.DONE,
         values.ERROR,
+        values.UNSAVED,
         values.AGAIN,
         values.REFUSED,
     ]
+    assert values.ending_of(values.UNSAVED) == values.Ending.AGAIN
 
 
 # ---- one at a time, while another group holds the job's state ----

@@ -7,7 +7,7 @@ from enum import StrEnum
 from jaxft_launch.supervise.core.entries import Entry
 
 # The contract between a training program and its supervisor. `jaxft`'s errors have the same numbers.
-DONE, ERROR, AGAIN, REFUSED = 0, 1, 75, 78
+DONE, ERROR, UNSAVED, AGAIN, REFUSED = 0, 1, 74, 75, 78
 SIGKILLED = -9
 # The phases that a process tells for good.
 DRAINED, LATE, STRANDED = "drained", "late", "stranded"
@@ -33,7 +33,8 @@ def ending_of(status: int) -> Ending:
     """Return the meaning of an exit status; negative: ended by that signal, as in `subprocess`."""
     if status < 0 or 128 < status <= 128 + 64:  # as a shell reports it
         return Ending.KILLED
-    return {DONE: Ending.DONE, AGAIN: Ending.AGAIN, REFUSED: Ending.REFUSED}.get(status, Ending.ERROR)
+    known = {DONE: Ending.DONE, UNSAVED: Ending.AGAIN, AGAIN: Ending.AGAIN, REFUSED: Ending.REFUSED}
+    return known.get(status, Ending.ERROR)
 
 
 def reason_of(statuses: Iterable[int]) -> tuple[Ending, int]:
