@@ -23,7 +23,6 @@ from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._patience import LongWaits, Patience, Wait
 from jaxft._exchange._plan import Plan, strands_of
 from jaxft._exchange._spans import Contribution, SpanLinks, Way
-from jaxft._transport import _cores
 from jaxft._transport._listener import Listener
 from jaxft._transport._sockets import Abort
 from tests import patience
@@ -195,40 +194,6 @@ def test_small_exchanges_between_large_ones_need_one_strand() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a choice needs two cores")
-def test_each_strand_stays_near_its_network_card_and_its_caller_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before, carry_out = os.sched_getaffinity(0), _spans.exchange_over
-    asked: list[str] = []
-    strands: list[set[int]] = []
-
-    def near(host: str, allowed: frozenset[int]) -> frozenset[int]:
-        asked.append(host)
-        return frozenset({max(allowed)})
-
-    def noted(*rest: Any) -> None:
-        strands.append(os.sched_getaffinity(0))
-        carry_out(*rest)
-
-    def caller_of(member: Member, mine: list[int]) -> set[int]:
-        member.exchange(LAYOUT, mine, 3)
-        return os.sched_getaffinity(0)
-
-    monkeypatch.setattr(_cores, "_near", near)
-    monkeypatch.setattr(_spans, "exchange_over", noted)
-    with quorum() as members:
-        open_all(members, 1)
-        callers = together(
-            [
-                lambda member=member, mine=mine: caller_of(member, mine)
-                for member, mine in zip(members, SHARDS, strict=True)
-            ]
-        )
-    assert set(asked) == {"127.0.0.1"}
-    assert strands == [{max(before)}] * 3 * STRANDS
-    assert callers == [before] * 3
-
-
 def _held_up(monkeypatch: pytest.MonkeyPatch, then: Callable[[Links], None], strand: int) -> None:
     """Do something to one strand's links of group-0 once they are made, before its exchange."""
     carry_out = _spans.exchange_over
