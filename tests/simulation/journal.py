@@ -48,9 +48,9 @@ class Journal:
         if not any(record for pipe in self._pipes.values() for record, _, _ in pipe):
             self._written()
             return
+        self.writing = [(job, len(pipe)) for job, pipe in self._pipes.items()]
         if life.takes_an_effect():
             return
-        self.writing = [(job, len(pipe)) for job, pipe in self._pipes.items()]
         held_s = max(0.0, life.disk_held_s - self._world.now_s)
         self._world.after(held_s + self._world.random() * setting.disk_s, self._written)
 

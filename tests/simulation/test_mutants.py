@@ -11,7 +11,7 @@ SEEDS = 800
 FOUND_IN = {
     "a checkpoint is left to readers that are dead": (705,),
     "the odd one is believed": (507,),
-    "after an error a job begins from nothing": (186,),
+    "after an error a job begins from nothing": (135,),
     "a stale vote counts": (270,),
     "a welcome is taken for the decision": (213,),
     "terms are not looked at": (145,),
