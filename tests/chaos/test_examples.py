@@ -11,11 +11,6 @@ from lab.chaos import at_rate, default_steps
 GROUPS = ("group-0", "group-1", "group-2")
 
 
-def test_groups_take_the_numbers_of_devices_in_turn() -> None:
-    own = own_flags_of(EXAMPLES["mlp"], GROUPS, (1, 4))
-    assert [own[group]["--cpu-devices"] for group in GROUPS] == ["1", "4", "1"]
-
-
 def test_what_a_group_has_for_itself_comes_before_what_all_have() -> None:
     own = own_flags_of(EXAMPLES["mlp"], GROUPS, (2,))
     flags = {"--cpu-devices": "1"}

@@ -1,7 +1,6 @@
 """Faults on a handmade job: real stopped processes, fake groups."""
 
 import io
-import os
 import signal
 import sys
 import time
@@ -272,23 +271,3 @@ def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> No
         storm.strike(scene.job)
     until(lambda: scene.job.poll() or storm.strike(scene.job) or scene.job.kills)
     assert scene.job.kills[0].t_s >= scene.job.faults[0].end_s
-
-
-def test_a_storm_by_time_stretches_the_steps(scene: Scene) -> None:
-    storm = Storm(scene.display, (), lasts_s=500.0)
-    storm.strike(scene.job)
-    log = scene.job.current("group-0").child.log
-    scene.commit(1, *GROUPS)
-    storm.strike(scene.job)
-    # 500 s for 999 steps that take no time themselves.
-    until(lambda: "pace " in log.read_text())
-    assert 0.5 <= float(log.read_text().rpartition("pace ")[2]) <= 0.6
-
-
-def test_nothing_outlives_the_test(scene: Scene) -> None:
-    """A stopped process is killed like any other."""
-    Stop(Victim("group-1", "any", kind=FaultKind.STOP, seconds=900.0), 0, scene.job, scene.display)
-    pid = scene.job.current("group-1").child.pid
-    scene.job.end()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)

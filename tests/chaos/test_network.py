@@ -127,22 +127,6 @@ def test_bytes_get_through_both_ways(groups: Groups) -> None:
     passes(far, near)
 
 
-def test_the_end_of_a_connection_gets_through_after_what_was_said_last(groups: Groups) -> None:
-    near, far = groups.pair("group-0", "group-1")
-    send_all(near, [b"last words"], deadline_s=soon())
-    near.close()
-    received = bytearray(10)
-    recv_exactly(far, memoryview(received), deadline_s=soon())
-    assert received == b"last words"
-    assert ends(far) is None
-
-
-def test_who_does_not_listen_is_not_reached(groups: Groups) -> None:
-    groups.listeners.pop("group-1").close()
-    with pytest.raises(ConnectionError):
-        groups.dial("group-0", "group-1")
-
-
 def test_what_says_no_request_reaches_nobody(groups: Groups) -> None:
     host, _, port = groups.network.host_of("group-1").rpartition(":")
     with socket.create_connection((host, int(port)), PATIENCE_S) as client:
@@ -177,23 +161,6 @@ def test_not_even_the_end_of_a_connection_passes_a_cut_link(groups: Groups, ling
     assert is_silent(far)
     groups.network.repair([("group-0", "group-1")])
     assert ends(far) is (ConnectionResetError if linger else None)
-
-
-def test_a_link_is_cut_in_one_direction(groups: Groups) -> None:
-    near, far = groups.pair("group-0", "group-1")
-    groups.network.cut([("group-0", "group-1")])
-    passes(far, near)
-    send_all(near, [b"frame"], deadline_s=soon())
-    assert is_silent(far)
-
-
-def test_a_link_between_two_leaves_the_others_alone(groups: Groups) -> None:
-    other_near, other_far = groups.pair("group-0", "group-2")
-    control_near, control_far = groups.control("group-1")
-    groups.network.cut([("group-0", "group-1"), ("group-1", "group-0")])
-    passes(other_near, other_far)
-    passes(control_near, control_far)
-    passes(control_far, control_near)
 
 
 def test_a_dial_waits_at_a_cut_link_as_for_a_machine_that_is_gone(groups: Groups) -> None:

@@ -99,15 +99,6 @@ def test_a_rank_that_fails_of_itself_is_a_failure(job: Job, status: int, orders:
     patience.until(lambda: job.poll() or failed.over, "the other rank to be ended")
 
 
-def test_an_error_is_no_kill_although_the_victim_ends_with_it(job: Job) -> None:
-    victim = job.current("group-1")
-    victim.doomed = True
-    victim.ranks[0].child.order("exit 1")
-    patience.until(lambda: job.poll() or victim.end, "its end")
-    assert job.failed() is victim
-    assert victim.status == 1
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [

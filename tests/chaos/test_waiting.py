@@ -12,7 +12,7 @@ from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import FinishedEvent, StepEvent
 from jaxft_launch.storm._faults import Victim
-from jaxft_launch.storm._job import Incarnation, Job, Program
+from jaxft_launch.storm._job import Job, Program
 from jaxft_launch.storm._schedule import Strike
 from jaxft_launch.storm._storm import LATE_STEPS, Storm
 from tests import patience
@@ -173,16 +173,6 @@ def test_a_phase_of_a_return_is_ordered_at_the_launch_and_hit_as_a_member_if_it_
     commit(job, 11, *GROUPS)
     storm.strike(job)
     assert again.ended == -signal.SIGKILL
-
-
-def test_a_death_that_nobody_ordered_is_a_failure(tmp_path: Path) -> None:
-    job, storm = make_job(tmp_path), storm_of(at(1, "group-1"))
-    commit(job, 9, *GROUPS)
-    storm.strike(job)
-    until_ended(job, "group-0")
-    failed: Incarnation | None = job.failed()
-    assert failed is not None
-    assert failed.group == "group-0"
 
 
 @pytest.mark.parametrize("to_the_end", [False, True])

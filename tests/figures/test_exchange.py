@@ -1,7 +1,5 @@
 """The exchange benchmark runs, checks its sums, and fills its columns."""
 
-import re
-
 import pytest
 
 from benchmarks import _peer, exchange
@@ -33,22 +31,6 @@ def test_without_the_peer_its_column_is_empty(monkeypatch: pytest.MonkeyPatch):
     rows, notes = exchange.run(TINY)
     check(rows, peer=False)
     assert "its column is empty" in notes[0]
-
-
-@pytest.mark.long
-def test_variants_are_measured_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch):
-    leave_out_the_peer(monkeypatch)
-    options = exchange.Options(
-        groups=(2,), sizes=(exchange.MB,), half_sizes=(), llama=False, rounds=2, python=True, token=True
-    )
-    rows, _ = exchange.run(options)
-    assert [(row.case, row.unit) for row in rows[2:]] == [
-        ("2 groups, 1 MB float32, Python", "ms"),
-        ("2 groups, 1 MB float32, Python", "CPU s/GB"),
-        ("2 groups, 1 MB float32, with a token", "ms"),
-        ("2 groups, 1 MB float32, with a token", "CPU s/GB"),
-    ]
-    assert all(re.fullmatch(r"\d+\.\d\d times the default", row.note) for row in rows[2:])
 
 
 @pytest.mark.storm

@@ -30,30 +30,17 @@ def only_tiny_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command.importlib, "import_module", load)
 
 
-def test_one_is_written_as_one(tmp_path: Path):
-    assert command.main(["exchange", "--json", str(tmp_path / "x.json"), "--size", "5"]) == 0
-    found = json.loads((tmp_path / "x.json").read_text())
-    assert (found["name"], found["notes"]) == ("exchange", ["a note"])
-    assert found["rows"][0]["case"] == "size 5"
-
-
 def test_what_was_measured_before_an_end_is_kept(tmp_path: Path):
     with pytest.raises(RuntimeError, match="no signals here"):
         command.main(["all", "--json", str(tmp_path / "x.json")])
     found = json.loads((tmp_path / "x.json").read_text())
     assert [each["name"] for each in found] == ["rendezvous", "exchange", "heal", "join"]
+    assert command.main(["exchange", "--json", str(tmp_path / "x.json"), "--size", "5"]) == 0
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert (found["rows"][0]["case"], found["notes"]) == ("size 5", ["a note"])
 
 
 def test_all_takes_no_options_of_one(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         command.main(["all", "--size", "5"])
     assert "`all` takes no options: --size 5" in capsys.readouterr().err
-
-
-def test_help_is_that_of_the_benchmark_that_is_named(capsys: pytest.CaptureFixture[str]):
-    for arguments, shown in ((["--help"], "which figure"), (["exchange", "--help"], "--size INT")):
-        with pytest.raises(SystemExit) as end:
-            command.main(arguments)
-        said = capsys.readouterr().out
-        assert end.value.code == 0
-        assert shown in said

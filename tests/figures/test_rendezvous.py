@@ -21,22 +21,15 @@ def test_every_size_has_its_figures(monkeypatch: pytest.MonkeyPatch):
     assert any(note.startswith("p99 of 3 groups: ours ") for note in notes)
 
 
-def test_decisions_on_disk_are_measured_beside_others(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.long
+@pytest.mark.parametrize(("flag", "without"), [("--state", "watched"), ("--http", "state")])
+def test_a_further_duty_is_measured_beside_none(flag: str, without: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_peer, "python", lambda: None)
     monkeypatch.setattr(rendezvous, "_STATE_GROUPS", 2)
-    rows, _ = rendezvous.run(
-        rendezvous.Options(groups=(), turns=1, seconds=0.001, idle_s=0.05, watched=False)
-    )
-    assert all("--state" in row.case and row.ours and row.limit for row in rows)
+    options = rendezvous.Options(groups=(), turns=1, seconds=0.001, idle_s=0.05, **{without: False})
+    rows, _ = rendezvous.run(options)
+    assert all(flag in row.case and row.ours and row.limit for row in rows)
     assert [row.case.endswith("CPU of a round") for row in rows] == [False, True]
-
-
-def test_being_watched_is_measured_beside_not_being(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rendezvous, "_STATE_GROUPS", 2)
-    rows, _ = rendezvous.run(rendezvous.Options(groups=(), turns=1, seconds=0.001, state=False))
-    assert all("--http" in row.case and row.ours and row.limit for row in rows)
-    assert [row.case.endswith("CPU of a round") for row in rows] == [False, True]
-    assert rows[1].note.endswith("times the default")
 
 
 @pytest.mark.storm

@@ -1,12 +1,9 @@
 """A row of figures: ratios, spread, and whether a goal was reached."""
 
-import json
-from pathlib import Path
-
 import pytest
 from rich.console import Console
 
-from benchmarks._result import Goal, Result, Row, show, write
+from benchmarks._result import Goal, Result, Row, show
 
 
 def test_a_row_is_made_of_medians():
@@ -35,23 +32,6 @@ def test_spread_is_the_middle_half_over_the_median():
 )
 def test_a_goal_is_met_or_not(goal: Goal, met: bool | None):
     assert Row("x", "ms", ours=20.0, peer=40.0, limit=10.0, goal=goal).met is met
-
-
-def test_without_a_peer_nothing_is_said_of_it():
-    row = Row("x", "ms", ours=20.0, goal=Goal(peer=2.0))
-    assert (row.ratio_to_peer, row.met) == (None, None)
-
-
-def test_what_is_written_has_the_figures_and_the_machine(tmp_path: Path):
-    result = Result("exchange", [Row("1 KB", "ms", 1.0, 2.0, 0.5, goal=Goal(peer=1.3))], 3.21, ["noisy"])
-    write([result], tmp_path / "new" / "x.json")
-    found = json.loads((tmp_path / "new" / "x.json").read_text())
-    assert (found["name"], found["seconds"], found["notes"]) == ("exchange", 3.2, ["noisy"])
-    row = found["rows"][0]
-    assert (row["case"], row["unit"], row["ours"], row["peer"], row["limit"]) == ("1 KB", "ms", 1.0, 2.0, 0.5)
-    assert (row["ratio_to_peer"], row["ratio_to_limit"], row["met"]) == (2.0, 0.5, True)
-    assert found["machine"]["cores"] >= 1
-    assert found["machine"]["jax"]
 
 
 def test_the_table_shows_what_fell_short():
