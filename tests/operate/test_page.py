@@ -170,7 +170,7 @@ def test_an_operator_drains_a_group_with_the_button(tmp_path: Path) -> None:
             expect(row).to_contain_text("takes part (to end)")
             gate.touch()
             expect(page.locator("#events")).to_contain_text("group-1 left")
-            expect(row).to_contain_text("gone")
+            expect(row).to_contain_text("has left")
             expect(page.locator("#facts")).to_contain_text("finished")
         here.until_finished(*workers.values())  # with status 0, the drained group as well
         log = here.coordinator_log.read_text()

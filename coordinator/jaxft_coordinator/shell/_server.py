@@ -162,8 +162,9 @@ class Server(pb_grpc.CoordinatorServicer):
             self.port = self._add_port(server, self._bind)
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on {self._bind!r}: {error}. For --bind, name an address of this machine, such as "
-                "localhost:29510, or [::]:29510 for all of them, and a port that no other program has (ss -ltnp)"
+                f"cannot listen on {self._bind!r}: {str(error).rstrip('.')}. For --bind, name an address of this "
+                "machine, such as localhost:29510, or [::]:29510 for all of them, and a port that no other program "
+                "has (ss -ltnp)"
             ) from error
         await server.start()
         self._server = server
