@@ -99,7 +99,7 @@ def test_a_block_runs(
     made = jaxft.Manager
 
     def manager(named: str | EllipsisType, **arguments: Any) -> jaxft.Manager:
-        address = coordinator if "tls" not in arguments else str(named)
+        address = coordinator if "network" not in arguments else str(named)
         own = {"group": "group-0", "failure_timeout_s": 600.0, **arguments}
         return made(address, **{**own, "job": f"{block.page.stem}-{block.line}"})
 
