@@ -48,7 +48,7 @@ def test_a_program_that_is_killed_ends_with_the_same_bits(
     assert result["matches_undisturbed"]
     (digest,) = {*result["digests"].values(), *result["undisturbed_digests"].values()}
     assert digest
-    assert text.count("restarted (pid") == 2
+    assert text.count("  restarted group-") == 2
     assert (keep / "storm" / "checkpoints").is_dir()
 
 

@@ -103,7 +103,7 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     hits = [(hit["strike"], hit["group"], hit["aim"]) for hit in result["hits"]]
     assert sorted(hits) == sorted(planned)
     assert [hit[0] for hit in hits] == sorted(hit[0] for hit in planned)
-    assert {path.suffix for path in keep.iterdir()} >= {".log", ".jsonl", ".phase"}
+    assert {path.suffix for path in (keep / "storm").iterdir()} >= {".log", ".jsonl", ".phase"}
 
 
 @pytest.mark.long
