@@ -151,8 +151,8 @@ def train(flags: Flags) -> None:
         folder = folder_of(flags)
         profiled = flags.profile if is_first_process() else None
         with Report(flags, workload, manager, tracker) as report, Profile(profiled, folder) as profile:
-            while step.step < flags.steps:
-                profile.before(step.step + 1)
+            for number in step.steps(flags.steps):
+                profile.before(number + 1)
                 started_s = time.monotonic()
                 state, metrics = step(state, batch_for)
                 # Waits until the step is done: steps that queue up on simulated devices stall each other.

@@ -141,7 +141,8 @@ def train(flags: Flags) -> str | None:
         def batch_for(number: int, shard: int) -> Batch:
             return placed(batches(number, shard), replicated(mesh))
 
-        while step.step < flags.steps:
+        state = step.join(state, batch_for)
+        for _ in step.steps(flags.steps):
             started_s = time.monotonic()
             state, metrics = step(state, batch_for)
             loss = float(metrics["loss"])  # waits until the step is done
