@@ -5,7 +5,7 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jaxft_protocol.coordinator.sessions import MAX_SHARDS
@@ -110,7 +110,7 @@ def fault_tolerant(
     """
     statics = Statics.of(train_step, static_argnums, static_argnames)
 
-    return Step(train_step, statics, manager, Axis(axis_name, shards), nonfinite, arrays, overlap=overlap)
+    return Step(train_step, manager, _Options(Axis(axis_name, shards), nonfinite, overlap), statics, arrays)
 
 
 def from_functions(
@@ -158,9 +158,16 @@ def from_functions(
         *("update_fn", update_fn, "a state, the means and the local value", 3),
         "Let it return a pair, `new_state, metrics`.",
     )
-    return Step(
-        joined(grad_fn, update_fn), Statics.none(), manager, Axis(shards=shards), nonfinite, overlap=overlap
-    )
+    options = _Options(Axis(shards=shards), nonfinite, overlap)
+    return Step(joined(grad_fn, update_fn), manager, options, Statics.none())
+
+
+class _Options(NamedTuple):
+    """What is decided about a step, apart from its function."""
+
+    axis: Axis
+    nonfinite: Policy
+    overlap: int
 
 
 class Step:
@@ -169,15 +176,12 @@ class Step:
     def __init__(
         self,
         train_step: Callable[..., Any],
-        statics: Statics,
         manager: AnyManager | None,
-        axis: Axis,
-        nonfinite: Policy,
+        options: "_Options",
+        statics: Statics,
         arrays: Callable[[Any], bool] | None = None,
-        *,
-        overlap: int = 1,
     ) -> None:
-        axis = _checked_axis(axis)
+        axis = _checked_axis(options.axis)
         if manager is not None and not hasattr(type(manager), "_engine"):
             raise ConfigurationError(
                 f"manager is {manager!r}. It is a jaxft.Manager, which is entered before the first step: `with "
@@ -195,8 +199,10 @@ class Step:
         self._manager = manager
         self._alone = Alone()
         self._shards = axis.shards
-        self._nonfinite: Policy = checked_policy(nonfinite)
-        self._overlap = whole("overlap, the number of programs that compute the gradients,", overlap, 1)
+        self._nonfinite: Policy = checked_policy(options.nonfinite)
+        self._overlap = whole(
+            "overlap, the number of programs that compute the gradients,", options.overlap, 1
+        )
         self._cache = ProgramCache(
             *(train_step, axis, self._overlap),
             compiling=lambda: self._engine.compiling(),

@@ -1,7 +1,7 @@
 """Train steps of many kinds, each for any `mean`: `jaxft.pmean`, or the identity for a plain jitted step."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import jaxft
 from jaxft._programs._build import cut_programs
@@ -335,8 +336,8 @@ def program_digest(model: Model) -> str:
     (state, state_tree), (batch, batch_tree) = map(jax.tree.flatten, (model.state(), model.batch(0)))
     state_specs, batch_specs = specs(state, batch)
     step = model.step(jaxft.pmean)
-    traced = trace_step(step, (state_specs, state_tree), (batch_specs, batch_tree), (), {})
-    parts = cut(traced.jaxpr, traced.state_labels, traced.batch_labels, lambda old, new: True)
+    traced = trace_step(step, (state_specs, state_tree), (batch_specs, batch_tree))
+    parts = cut(traced.jaxpr, (traced.state_labels, traced.batch_labels), lambda old, new: True)
     return fingerprint_of(parts.programs)
 
 
@@ -359,3 +360,8 @@ def bits(tree: Any) -> list[bytes]:
         for leaf in leaves
     ]
     return [np.asarray(leaf).tobytes() for leaf in raw]
+
+
+def mostly_long(values: Iterable[Any], *kept: Any) -> list[Any]:
+    """Parameters of a test, of which `make test` runs those of `kept` alone, and `make test-long` the others."""
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -7,7 +7,10 @@ equations over the axis:
 - `psum` becomes jaxft's psum. A psum that is only divided by the number of shards, as `lax.pmean` writes it, becomes
   jaxft's pmean: the same value, rounded once.
 - `axis_index` becomes jaxft's shard_index.
-- `all_gather`, `psum_scatter`, `pmax` and `pmin` are written with sums (`_collectives.py`).
+- `all_gather`, `psum_scatter`, `pmax` and `pmin` are written with sums. A sum can carry every value: each shard puts
+  its own into a separate place, and leaves zeros in the others. So `all_gather` is the sum of these, and `pmax` the
+  largest gathered value. They move as many times the bytes of a value as there are shards. `psum_scatter`, which
+  differentiation makes of an `all_gather`, is a sum of which each shard takes its part.
 - A `psum`, `pmax` or `pmin` over an axis of `jax.vmap` too, which is a dimension of its operands here, is taken over
   these dimensions first.
 - No other collective has a counterpart across groups. It is refused, with its line.
@@ -228,11 +231,11 @@ def _psum_scatter(x: jax.Array, name: str, shards: int, params: Mapping[str, Any
     return part if params["tiled"] else lax.squeeze(part, [at])
 
 
-def _largest(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
+def _largest(x: jax.Array, name: str, shards: int, _: Mapping[str, Any]) -> jax.Array:
     return jnp.max(_gathered(x, name, shards), axis=0)
 
 
-def _smallest(x: jax.Array, name: str, shards: int, params: Mapping[str, Any]) -> jax.Array:
+def _smallest(x: jax.Array, name: str, shards: int, _: Mapping[str, Any]) -> jax.Array:
     return jnp.min(_gathered(x, name, shards), axis=0)
 
 

@@ -89,7 +89,7 @@ def switch(segments: Sequence[Segment | None]) -> Callable[..., list[jax.Array]]
 
 def _over(segment: Segment | None, of: Sequence[Any], start: int, stop: int) -> Callable[..., list[Any]]:
     if segment is None:
-        return lambda *given: list(map(_compat.zeros_like_aval, of))
+        return lambda *_: list(map(_compat.zeros_like_aval, of))
     function = segment.function()
     return lambda *given: function(*given[start:stop])
 

@@ -54,11 +54,9 @@ class ProgramCache:
         before_first: Callable[[], None],
     ) -> None:
         self._train_step = train_step
-        self._axis = axis
-        self._overlap = overlap
         self._compiling = compiling
         self._before_first = before_first
-        self._shared = Shared()
+        self._shared = Shared(axis, overlap)
         self._programs: dict[Any, Programs] = {}
         self._current: dict[tuple[Any, ...], Programs] = {}
         self._reference: dict[Any, Programs] = {}
@@ -90,7 +88,7 @@ class ProgramCache:
         and `compute` with it, so all groups compare the programs for `common`.
         """
         alike = _types(common) == _types(batch)
-        if self._overlap > 1 and not alike:
+        if self._shared.overlap > 1 and not alike:
             self._cut_only(given, state, common)  # an overlapped step is divided as for that batch
         programs = self._find(given, state, batch)
         text = static_text(given.args, given.kwargs)
@@ -117,12 +115,7 @@ class ProgramCache:
         return programs
 
     def _cut_only(self, given: Given, state: Any, batch: Any) -> Cut:
-        return cut_only(
-            *(self._train_step, state, batch, given.args, given.kwargs),
-            shared=self._shared,
-            axis=self._axis,
-            overlap=self._overlap,
-        )
+        return cut_only(self._train_step, state, batch, self._shared, given)
 
     def _find(self, given: Given, state: Any, batch: Any) -> Programs:
         """The programs for these types of arguments, built if they are new."""
@@ -144,13 +137,8 @@ class ProgramCache:
 
     def _built(self, given: Given, state: Any, batch: Any) -> Programs:
         with self._compiling():
-            built = cut_programs(
-                *(self._train_step, state, batch, given.args, given.kwargs),
-                shared=self._shared,
-                axis=self._axis,
-                overlap=self._overlap,
-            )
-            if (self._axis.shards or 1) > 1:
+            built = cut_programs(self._train_step, state, batch, self._shared, given)
+            if (self._shared.axis.shards or 1) > 1:
                 built.device.compile_sums()
         return built
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,8 @@ from jaxft._programs import _closed_over, _compat
 from jaxft._programs._closed_over import ClosedOver, refuse_deleted
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
 from jaxft._programs._fingerprint import part_digest
-from jaxft._programs._leaves import all_alive
+from jaxft._programs._leaves import Part, all_alive
 from jaxft._programs._partition import Cut
-from jaxft._programs._slice import Part
 
 Spec = jax.ShapeDtypeStruct
 # The number of a shard: the last of the inputs that count as the batch.
@@ -94,16 +93,16 @@ def compile_cut(
         program.output_shardings[: len(stage.contributions)]
         for program, stage in zip(computes, cut.stages, strict=True)
     ]
-    inputs, step = cut.apply.inputs(state, means=means), [*state, *batch]
+    inputs, step = cut.apply.inputs(state, means=means), _Step([*state, *batch], closed_over)
     apply_key = _key(cut, inputs, state, closed_over)
     if apply_key not in applies:
         donated = [position for position, i in enumerate(cut.apply.state) if i in set(cut.donated)]
         shardings = [state[i].sharding for i in cut.made]
-        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, closed_over, step, donated)
+        applies[apply_key] = _compile("apply", cut.apply, inputs, shardings, step, donated)
     report = None
     if cut.report is not None:
         inputs = cut.report.inputs(state, means=means, rest=rest)
-        report = _compile("report", cut.report, inputs, (), closed_over, step)
+        report = _compile("report", cut.report, inputs, (), step)
     return Executables(
         computes=computes,
         means=tuple(means),
@@ -126,8 +125,8 @@ def compile_computes(
     Stages that do the same have one program: those of the rounds of a loop, but for the first and the last.
     """
     # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
-    step = [*state, *batch]
-    devices = max((_devices(spec.sharding) for spec in step), default=0)
+    step = _Step([*state, *batch], closed_over)
+    devices = max((_devices(spec.sharding) for spec in step.specs), default=0)
     computes: list[Program] = []
     means: list[Spec] = []
     rest: list[Spec] = []
@@ -139,7 +138,7 @@ def compile_computes(
         name = f"compute_{number}" if number else "compute"
         inputs = part.inputs(state, batch=batch, means=means, rest=rest)
         key = twins.number(part), _types(inputs), tuple(pinned)
-        compute = known[key] if key in known else _compile(name, part, inputs, pinned, closed_over, step)
+        compute = known[key] if key in known else _compile(name, part, inputs, pinned, step)
         known[key] = compute
         # If `compute` does not read the state, its results on one device may move to the state's devices.
         shardings = compute.output_shardings
@@ -154,20 +153,26 @@ def _devices(sharding: Sharding | None) -> int:
     return 0 if sharding is None else len(sharding.device_set)
 
 
+class _Step(NamedTuple):
+    """What the programs of a step have in common: the types of all its leaves, and what it closes over."""
+
+    specs: Sequence[Spec]
+    closed_over: ClosedOver
+
+
 def _compile(
     name: str,
     part: Part,
     inputs: Sequence[Spec],
     out_shardings: Sequence[Sharding | None],
-    closed_over: ClosedOver,
-    step: Sequence[Spec],
+    step: _Step,
     donated: Sequence[int] = (),
 ) -> Program:
     count = len(inputs)
-    inputs = [*inputs, *_closed_over.specs(part.closed_over, step)]
+    inputs = [*inputs, *_closed_over.specs(part.closed_over, step.specs)]
     function = part.function()
     function.__name__ = name  # shown by profilers
-    shardings = [*out_shardings, *_of_types(part.output_avals[len(out_shardings) :], step)]
+    shardings = [*out_shardings, *_of_types(part.output_avals[len(out_shardings) :], step.specs)]
     # Unused inputs are kept because they are donated: the new leaves reuse their memory.
     program = jax.jit(
         function,
@@ -179,7 +184,7 @@ def _compile(
     compiled = program.trace(*inputs).lower().compile()
     call = _checked(program, inputs) if any(_is_packed(spec) for spec in inputs) else compiled
     shardings = compiled.input_shardings[0][count:]
-    arrays = list(map(closed_over.placed, part.closed_over, shardings))
+    arrays = list(map(step.closed_over.placed, part.closed_over, shardings))
     return Program(compiled, _with(call, arrays) if arrays else call)
 
 
@@ -261,7 +266,14 @@ _NUMBERS = (float, complex, np.generic)
 
 
 class Twins:
-    """Numbers programs: twins have the same number. The programs must stay alive as long as this object."""
+    """Numbers programs: twins have the same number. The programs must stay alive as long as this object.
+
+    Two programs are twins if they have the same equations over the same types, whatever their inputs are called, as
+    those of the rounds of a loop: one executable serves them all. Plain values (numbers, texts, tuples of them) are
+    compared by value. All else that an equation may hold (functions, host callbacks, arrays, contexts) must be the
+    same object. So programs that differ in what a host callback closes over are no twins, though they have the same
+    fingerprint (`_fingerprint.py`), which describes functions by names.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}

@@ -21,7 +21,7 @@ from jaxft_protocol.names import ANY_MESHES, MESHES
 from jaxft._programs import _compat
 from jaxft._programs._closed_over import is_large
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
-from jaxft._programs._slice import Part
+from jaxft._programs._leaves import Part
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")
 # How many leaves the summary of a state lists: enough to see at a glance what differs.

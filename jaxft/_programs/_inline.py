@@ -66,13 +66,13 @@ def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -
     jaxpr = _compat.open_jaxpr(closed)
     flat = Flat(invars=[*jaxpr.invars, _compat.new_var(_compat.int32_aval())])
     flat.consts.update(zip(jaxpr.constvars, _compat.consts_of(closed), strict=True))
-    flat.outvars = _Inliner(flat, axis, all_calls).body(jaxpr, {}, rename=False)
+    flat.outvars = _Inliner(flat, axis, all_calls=all_calls).body(jaxpr, {}, rename=False)
     flat.eqns = contained(flat.eqns, flat.outvars)
     return flat
 
 
 class _Inliner:
-    def __init__(self, flat: Flat, axis: Axis, all_calls: bool) -> None:
+    def __init__(self, flat: Flat, axis: Axis, *, all_calls: bool) -> None:
         self._flat = flat
         self._axis = axis
         self._all_calls = all_calls
@@ -175,7 +175,7 @@ class _Inliner:
         closed = eqn.params["branches"][number]
         branch, env = _compat.open_jaxpr(closed), self._consts_of(closed)
         body = Flat(invars=[*branch.invars, self._flat.invars[-1]])
-        inner = _Inliner(body, self._axis, self._all_calls)
+        inner = _Inliner(body, self._axis, all_calls=self._all_calls)
         inner._rounds = self._rounds
         results = inner.body(branch, env, rename=True)
         body.eqns = contained(body.eqns, results)
@@ -287,13 +287,13 @@ class _Inliner:
         """Whether a pmean, psum or shard_index is inside an equation; with `exchange`, one of the first two."""
         inner = axis.within(eqn)
         subs = map(_compat.open_jaxpr, _compat.sub_jaxprs(eqn))
-        return any(self._jaxpr_has_marker(sub, inner, exchange) for sub in subs)
+        return any(self._jaxpr_has_marker(sub, inner, exchange=exchange) for sub in subs)
 
-    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr, axis: Axis, exchange: bool) -> bool:
+    def _jaxpr_has_marker(self, jaxpr: AnyJaxpr, axis: Axis, *, exchange: bool) -> bool:
         known = self._has_marker.get((id(jaxpr), axis, exchange))
         if known is None:
             found = any(
-                _marks(axis, eqn, exchange) or self._contains_marker(eqn, axis, exchange=exchange)
+                _marks(axis, eqn, exchange=exchange) or self._contains_marker(eqn, axis, exchange=exchange)
                 for eqn in jaxpr.eqns
             )
             known = self._has_marker[id(jaxpr), axis, exchange] = jaxpr, found
@@ -304,14 +304,14 @@ class _Inliner:
         inside = axis.within(eqn)
         for sub in _compat.sub_jaxprs(eqn):
             for inner in _compat.open_jaxpr(sub).eqns:
-                if _marks(inside, inner, exchange):
+                if _marks(inside, inner, exchange=exchange):
                     return inside.name_of(inner), _compat.source_line(inner, eqn)
                 if self._contains_marker(inner, inside, exchange=exchange):
                     return self._marker(inner, inside, exchange=exchange)
         raise AssertionError("called for an equation without such a marker")
 
 
-def _marks(axis: Axis, eqn: Eqn, exchange: bool) -> bool:
+def _marks(axis: Axis, eqn: Eqn, *, exchange: bool) -> bool:
     return axis.marks(eqn) and not (exchange and "index" in eqn.primitive.name)
 
 

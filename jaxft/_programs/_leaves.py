@@ -1,7 +1,9 @@
-"""The leaves of a state, made safe for programs that consume them."""
+"""Leaves: which of them a program reads, and the leaves of a state, made safe for programs that consume them."""
 
+import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,8 +11,77 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from jaxft._errors import ConfigurationError
+from jaxft._programs import _compat
 from jaxft._programs._checks import short
-from jaxft._programs._compat import PyTreeDef
+from jaxft._programs._closed_over import is_large
+from jaxft._programs._compat import AnyJaxpr, PyTreeDef
+
+Picker = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def picker(indices: Sequence[int]) -> Picker:
+    """A function that picks these entries of a sequence; in C if there are several."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda entries: [entries[index] for index in indices]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program: a jaxpr over what the step closes over, then the inputs of each kind that it reads, then zeros.
+
+    `state`, `batch`, `means` and `rest` are the indices of the leaves that it reads, by kind.
+    """
+
+    jaxpr: AnyJaxpr
+    consts: tuple[Any, ...]
+    state: tuple[int, ...]
+    batch: tuple[int, ...]
+    means: tuple[int, ...]
+    rest: tuple[int, ...]
+    zeros: tuple[Any, ...]  # their abstract values
+
+    def inputs(
+        self,
+        state: Sequence[Any],
+        batch: Sequence[Any] = (),
+        means: Sequence[Any] = (),
+        rest: Sequence[Any] = (),
+    ) -> tuple[Any, ...]:
+        """The program's inputs, in order."""
+        pick_state, pick_batch, pick_means, pick_rest = self._pickers
+        return (*pick_state(state), *pick_batch(batch), *pick_means(means), *pick_rest(rest))
+
+    @functools.cached_property
+    def _pickers(self) -> tuple[Picker, ...]:
+        return tuple(map(picker, (self.state, self.batch, self.means, self.rest)))
+
+    @property
+    def output_avals(self) -> list[Any]:
+        return [atom.aval for atom in self.jaxpr.outvars]
+
+    @functools.cached_property
+    def closed_over(self) -> tuple[Any, ...]:
+        """The large arrays among `consts`."""
+        return tuple(filter(is_large, self.consts))
+
+    def function(self) -> Callable[..., list[Any]]:
+        """The program as a function of flat positional inputs: its leaves of state, batch, means and rest.
+
+        After them come as many arrays as `closed_over` has, in their places.
+        """
+        call = _compat.as_function(self.jaxpr)
+        small = [None if is_large(value) else value for value in self.consts]
+        places = [at for at, value in enumerate(self.consts) if is_large(value)]
+
+        def program(*inputs: Any) -> list[Any]:
+            leaves = inputs[: len(inputs) - len(places)]
+            consts = list(small)
+            for at, value in zip(places, inputs[len(leaves) :], strict=True):
+                consts[at] = value
+            return call(*consts, *leaves, *map(_compat.zeros_like_aval, self.zeros))
+
+        return program
 
 
 def own(leaves: Sequence[Any], state: Any) -> list[jax.Array]:

@@ -20,9 +20,9 @@ from dataclasses import replace
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._compat import Atom, Eqn, Var
+from jaxft._programs._leaves import Part
 from jaxft._programs._partition import Contribution, Cut, Stage
 from jaxft._programs._scans import start_of
-from jaxft._programs._slice import Part
 
 # The labels of the contributions of each stage of a step, in their order.
 Labels = tuple[tuple[str, ...], ...]

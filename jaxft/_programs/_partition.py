@@ -22,7 +22,7 @@ What compute makes for later programs on the same shard ("rest") is kept, not co
 synchronises its statistics begins in the middle of the forward pass.
 
 A value that derives from the state alone (a PRNG split, a schedule) is computed in each program that needs it. What a
-`compute` makes of the means is passed to later ones (`_common.py`), and never to `apply`, which is a function of only
+`compute` makes of the means is passed to later ones (`_taint.py`), and never to `apply`, which is a function of only
 the state and the means. A group that joins replays it on the logged means without having seen a batch. This is why
 a new state that derives from the batch is refused here, and why `report` is a separate program: whether a group had a
 shard to compute cannot change the bits of its state, because `apply` is the same executable either way.
@@ -37,7 +37,7 @@ Invariants:
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,10 @@ from jaxft._programs import _compat
 from jaxft._programs._axis import NO_AXIS, Axis
 from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import inline
+from jaxft._programs._leaves import Part
 from jaxft._programs._primitive import Path, call_name, pmean_p
 from jaxft._programs._scans import Rows, divide_scans
-from jaxft._programs._slice import Analysed, Gathered, Kind, Part
+from jaxft._programs._slice import Analysed, Gathered, Kind
 from jaxft._programs._taint import BATCH, analyse, common
 
 
@@ -74,9 +75,7 @@ class Stage:
     )
     contributions: tuple[Contribution, ...]
     direct: tuple[int, ...]
-    common: tuple[
-        int, ...
-    ] = ()  # of what later programs read, what is the same for all shards (`_common.py`)
+    common: tuple[int, ...] = ()  # of what later programs read, what is the same for all shards (`_taint.py`)
 
 
 @dataclass(frozen=True)
@@ -143,37 +142,40 @@ class Cut:
         return tuple(index for stage in self.stages for index in stage.direct)
 
 
+class Division(NamedTuple):
+    """Into how many programs each `compute` is divided, and which contributions no device holds only rows of."""
+
+    parts: int
+    is_whole: Callable[[Path, Sequence[int]], bool]
+
+
 def cut(
     closed: AnyJaxpr,
-    state_labels: Sequence[str],
-    batch_labels: Sequence[str],
+    labels: tuple[Sequence[str], Sequence[str]],
     may_forward: Callable[[int, int], bool],
     axis: Axis = NO_AXIS,
-    *,
-    overlap: int = 1,
-    is_whole: Callable[[Path, Sequence[int]], bool] = lambda path, shape: True,
+    division: Division | None = None,
 ) -> Cut:
     """Partition a step that was traced over flat leaves of state and batch.
 
     Args:
         closed: the jaxpr; its first inputs and its first outputs are the leaves of the state.
-        state_labels: the paths of the state's leaves, for messages.
-        batch_labels: the same for the batch.
+        labels: the paths of the leaves of the state and of the batch, for messages.
         may_forward: whether the old leaf `i` may be reused unchanged as the new leaf `j`.
         axis: the axis of the shards.
-        overlap: into how many programs each `compute` is to be divided, if into several (`_overlap.py`).
-        is_whole: whether a contribution with this path and shape is not divided over devices along its first axis.
+        division: how each `compute` is to be divided, if into several programs (`_overlap.py`).
 
     Raises:
         StepError: the step has no pmean or psum that matters, has one where it cannot be cut, or has a new state
             that derives from the batch other than through them.
     """
-    flat = inline(closed, axis, all_calls=overlap > 1)
-    if overlap > 1:
+    state_labels, batch_labels = labels
+    flat = inline(closed, axis, all_calls=division is not None)
+    if division is not None:
         exchanged = analyse(
             replace(flat, eqns=[*flat.eqns]), flat.invars[len(state_labels) :], axis.shards
         ).exchanged
-        divide_scans(flat, overlap, exchanged, is_whole)
+        divide_scans(flat, division.parts, exchanged, division.is_whole)
     count = len(state_labels)
     taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(

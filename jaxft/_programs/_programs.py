@@ -18,9 +18,17 @@ from jaxft._errors import ConfigurationError
 from jaxft._programs._checks import refuse_disabled_jit, refuse_others
 from jaxft._programs._compat import PyTreeDef, special
 from jaxft._programs._compile import Executables, Program
-from jaxft._programs._leaves import DonationGuard, all_alive, first_difference, own, refuse_tracers
+from jaxft._programs._leaves import (
+    DonationGuard,
+    Part,
+    Picker,
+    all_alive,
+    first_difference,
+    own,
+    picker,
+    refuse_tracers,
+)
 from jaxft._programs._partition import Cut
-from jaxft._programs._slice import Part, Picker, picker
 from jaxft._programs._stages import Stages
 from jaxft._programs._trace import Traced
 
@@ -354,7 +362,7 @@ class DeviceSide:
 
 
 @contextlib.contextmanager
-def _looking(nans: bool, infs: bool) -> Iterator[None]:
+def _looking(*, nans: bool, infs: bool) -> Iterator[None]:
     with jax.debug_nans(nans), jax.debug_infs(infs):
         yield
 
@@ -366,7 +374,7 @@ def _looking_for_special() -> contextlib.AbstractContextManager[None]:
     no longer look, although the option is set for the whole process (JAX 0.10 to 0.12). A new context looks again.
     """
     nans, infs = jax.config.jax_debug_nans, jax.config.jax_debug_infs  # type: ignore[attr-defined]
-    return _looking(nans, infs) if nans or infs else _NOTHING
+    return _looking(nans=nans, infs=infs) if nans or infs else _NOTHING
 
 
 def _place_it(inputs: Sequence[Any]) -> str:

@@ -6,27 +6,15 @@ cannot have, the taints prove that no wanted result depends on it (the reduction
 zeros replace it.
 """
 
-import functools
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxft._programs import _compat
-from jaxft._programs._closed_over import is_large
-from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
+from jaxft._programs._compat import Atom, Eqn, Var
 from jaxft._programs._inline import Flat
+from jaxft._programs._leaves import Part
 from jaxft._programs._primitive import pmean_p
 from jaxft._programs._taint import BATCH, STATE, Taint, Taints, stage_of
-
-Picker = Callable[[Sequence[Any]], Sequence[Any]]
-
-
-def picker(indices: Sequence[int]) -> Picker:
-    """A function that picks these entries of a sequence; in C if there are several."""
-    if len(indices) > 1:
-        return operator.itemgetter(*indices)
-    return lambda entries: [entries[index] for index in indices]
 
 
 @dataclass(frozen=True)
@@ -55,64 +43,6 @@ class Kind:
     def runs_effects(self, taint: Taint) -> bool:
         """Whether the program runs the visible effects of an equation: exactly one does."""
         return bool(taint & BATCH) == self.per_shard and (not self.per_shard or self.computes(taint))
-
-
-@dataclass(frozen=True)
-class Part:
-    """One program: a jaxpr over what the step closes over, then the inputs of each kind that it reads, then zeros.
-
-    `state`, `batch`, `means` and `rest` are the indices of the leaves that it reads, by kind.
-    """
-
-    jaxpr: AnyJaxpr
-    consts: tuple[Any, ...]
-    state: tuple[int, ...]
-    batch: tuple[int, ...]
-    means: tuple[int, ...]
-    rest: tuple[int, ...]
-    zeros: tuple[Any, ...]  # their abstract values
-
-    def inputs(
-        self,
-        state: Sequence[Any],
-        batch: Sequence[Any] = (),
-        means: Sequence[Any] = (),
-        rest: Sequence[Any] = (),
-    ) -> tuple[Any, ...]:
-        """The program's inputs, in order."""
-        pick_state, pick_batch, pick_means, pick_rest = self._pickers
-        return (*pick_state(state), *pick_batch(batch), *pick_means(means), *pick_rest(rest))
-
-    @functools.cached_property
-    def _pickers(self) -> tuple[Picker, ...]:
-        return tuple(map(picker, (self.state, self.batch, self.means, self.rest)))
-
-    @property
-    def output_avals(self) -> list[Any]:
-        return [atom.aval for atom in self.jaxpr.outvars]
-
-    @functools.cached_property
-    def closed_over(self) -> tuple[Any, ...]:
-        """The large arrays among `consts`."""
-        return tuple(filter(is_large, self.consts))
-
-    def function(self) -> Callable[..., list[Any]]:
-        """The program as a function of flat positional inputs: its leaves of state, batch, means and rest.
-
-        After them come as many arrays as `closed_over` has, in their places.
-        """
-        call = _compat.as_function(self.jaxpr)
-        small = [None if is_large(value) else value for value in self.consts]
-        places = [at for at, value in enumerate(self.consts) if is_large(value)]
-
-        def program(*inputs: Any) -> list[Any]:
-            leaves = inputs[: len(inputs) - len(places)]
-            consts = list(small)
-            for at, value in zip(places, inputs[len(leaves) :], strict=True):
-                consts[at] = value
-            return call(*consts, *leaves, *map(_compat.zeros_like_aval, self.zeros))
-
-        return program
 
 
 @dataclass

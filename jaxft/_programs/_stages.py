@@ -93,7 +93,9 @@ class Stages:
         found: list[Bucket] = []
         for number, stage in enumerate(self.cut.stages):
             specs = list(itertools.islice(rest, len(stage.contributions)))
-            found += divided(number, [Layout.of([spec]).size_bytes for spec in specs], self.on_accelerator)
+            found += divided(
+                number, [Layout.of([spec]).size_bytes for spec in specs], on_accelerator=self.on_accelerator
+            )
         return tuple(found)
 
     @functools.cached_property
@@ -240,7 +242,7 @@ class Stages:
         return found
 
 
-def divided(program: int, sizes: Sequence[int], on_accelerator: bool) -> list[Bucket]:
+def divided(program: int, sizes: Sequence[int], *, on_accelerator: bool) -> list[Bucket]:
     """Divide what a program contributes into buckets, none of which is small.
 
     Args:

@@ -137,7 +137,7 @@ class Rules:
         see: called with each equation, nested ones included, and the taints of its operands.
     """
 
-    def __init__(self, see: Callable[[Eqn, Sequence[Taint]], None] = lambda eqn, ins: None) -> None:
+    def __init__(self, see: Callable[[Eqn, Sequence[Taint]], None] = lambda *_: None) -> None:
         self._see = see
         self._known: dict[tuple[int, tuple[Taint, ...]], tuple[Taint, ...]] = {}
         self._alive: list[AnyJaxpr] = []  # keeps the objects alive, so that their ids stay unique
@@ -244,7 +244,16 @@ _SMALL_BYTES = 1024
 
 
 def common(flat: Flat, taints: Taints) -> dict[Var, int]:
-    """The values that may be passed, and for each the stage whose program makes it.
+    """The values that programs may pass on although they do not derive from the batch, and the stage that makes each.
+
+    What derives from the state alone is computed in each program that needs it: a key that is split, a mask, a
+    schedule. It fuses with what reads it, and takes no memory between two programs. What derives from means could be
+    treated alike, and `apply` has to make it from nothing but the state and the means. But where each exchange is
+    followed by an update of the weights (epochs and minibatches of PPO), the k-th program would repeat k updates:
+    programs that grow, and that all differ. So what earlier programs have made of means is passed on, and with it the
+    numbers that go along (the count of an optimizer, a key), so that the programs of all rounds between the second
+    and the last are the same, and are compiled once. What is larger than its operands (a mean that is broadcast to
+    the shape of an activation) is computed again instead. All shards have the same, and a group keeps one copy.
 
     What derives from the state alone belongs to the stage in which it stands in the step: after so many exchanges.
     """

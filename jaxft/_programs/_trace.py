@@ -3,7 +3,7 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from jaxft._programs._checks import other
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._leaves import first_difference, labels
 from jaxft._programs._primitive import Path, path_names, pmean
+from jaxft._programs._statics import NOTHING, Given
 
 Spec = jax.ShapeDtypeStruct
 KeyPath: TypeAlias = tuple[Any, ...]
@@ -46,8 +47,7 @@ def trace_step(
     train_step: Callable[..., Any],
     state: tuple[Sequence[Spec], PyTreeDef],
     batch: tuple[Sequence[Spec], PyTreeDef],
-    static_args: tuple[Any, ...],
-    static_kwargs: Mapping[str, Any],
+    given: Given = NOTHING,
     axis: Axis = NO_AXIS,
 ) -> Traced:
     """Trace a step once.
@@ -61,12 +61,12 @@ def trace_step(
 
     def flat_step(*state_and_batch: Any) -> tuple[list[Any], list[Any]]:
         count = len(state_specs)
-        given = jax.tree.unflatten(state_tree, state_and_batch[:count])
+        state_given = jax.tree.unflatten(state_tree, state_and_batch[:count])
         batch_given = jax.tree.unflatten(batch_tree, state_and_batch[count:])
         # Now, because the step may change what it is given.
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state_given)]
         batch_labels = labels(batch_given)
-        new_state, metrics = _pair(train_step(given, batch_given, *static_args, **static_kwargs))
+        new_state, metrics = _pair(train_step(state_given, batch_given, *given.args, **given.kwargs))
         new_leaves, new_tree = jax.tree.flatten(new_state)
         if new_tree != state_tree:
             had = list(map(jax.tree_util.keystr, paths))

@@ -12,8 +12,8 @@ from jaxft._programs import _compat
 from jaxft._programs._axis import Axis
 from jaxft._programs._compat import Eqn
 from jaxft._programs._compile import Spec
+from jaxft._programs._leaves import Part
 from jaxft._programs._partition import Cut
-from jaxft._programs._slice import Part
 from jaxft._programs._taint import BATCH, STATE, Rules, Taint
 
 _log = logging.getLogger("jaxft")

@@ -47,7 +47,7 @@ class OwnBatch:
 
     batch: Any
 
-    def __call__(self, step: int, shard: int) -> Any:
+    def __call__(self, _step: int, _shard: int) -> Any:
         return self.batch
 
 

@@ -20,7 +20,7 @@ from examples.llama3._sharding import batch_sharding, make_mesh, placed
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tokenizer import Bytes
 from examples.llama3.train import accumulated, make_loss, make_train_step
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 
 pytestmark = pytest.mark.unoptimized
 
@@ -190,7 +190,7 @@ def test_the_last_layers_gradients_can_be_exchanged_first() -> None:
     """Building the programs compares their bits with those of the undivided step."""
     train_step = make_train_step(TINY, OPTIMIZER, mean=jaxft.pmean)
     tokens = jnp.arange(2 * 17, dtype=jnp.int32).reshape(2, 17)
-    programs = cut_programs(train_step, _state_of(params_of(TINY)), batch_of(tokens), overlap=2)
+    programs = cut_programs(train_step, _state_of(params_of(TINY)), batch_of(tokens), Shared(overlap=2))
     first, second = ([one.path[1:] for one in stage.contributions] for stage in programs.cut.stages)
     assert ("head",) in first
     assert ("embedding",) in second
@@ -212,7 +212,7 @@ def test_the_layers_are_divided_on_a_mesh_too(fsdp: int, tp: int) -> None:
     train_step = make_train_step(TINY, OPTIMIZER, mesh, mean=jaxft.pmean)
     state = init_state(TINY, OPTIMIZER, mesh, seed=0)
     batch = placed(batch_of(np.arange(2 * 17, dtype=np.int32).reshape(2, 17)), batch_sharding(mesh))
-    programs = cut_programs(train_step, state, batch, overlap=2)
+    programs = cut_programs(train_step, state, batch, Shared(overlap=2))
     assert programs.stages.count == 2
     assert all(one.rows for one in programs.cut.contributions if "blocks" in one.label)
 

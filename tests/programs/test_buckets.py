@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jaxft
 from jaxft._programs import _programs, _stages
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._stages import Bucket, divided
 from tests.accelerators import pretended
@@ -41,9 +41,9 @@ def twice(state: Any, batch: jax.Array) -> tuple[Any, Any]:
     return jax.tree.map(lambda leaf, grad: leaf - 0.1 * grad, state, second), {"at": batch}
 
 
-def built(step: Any, bucket_bytes: int, **options: Any) -> Programs:
+def built(step: Any, bucket_bytes: int, overlap: int = 1) -> Programs:
     with pretended(bucket_bytes=bucket_bytes):
-        programs = cut_programs(step, state(), batch_for(0, 0), **options)
+        programs = cut_programs(step, state(), batch_for(0, 0), Shared(overlap=overlap))
         assert programs.stages.buckets
     return programs
 
@@ -60,7 +60,7 @@ def test_buckets_are_consecutive_and_none_is_small(sizes: list[int], most: int) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_stages, "BUCKET_BYTES", 100)
         patch.setattr(_stages, "MOST_BUCKETS", most)
-        buckets = divided(4, sizes, True)
+        buckets = divided(4, sizes, on_accelerator=True)
     assert [n for bucket in buckets for n in range(bucket.first, bucket.stop)] == list(range(len(sizes)))
     assert all(bucket.program == 4 and bucket.first < bucket.stop for bucket in buckets)
     assert len(buckets) <= most
@@ -74,12 +74,14 @@ def test_buckets_are_consecutive_and_none_is_small(sizes: list[int], most: int) 
 def test_a_large_leaf_leaves_no_small_buckets_behind_it() -> None:
     mb = 1 << 20
     sizes = [1024 * mb, *[mb // 64] * 3, *[300 * mb] * 4]
-    assert [bucket.stop for bucket in divided(0, sizes, True)] == [1, 5, 6, 7, 8]
+    assert [bucket.stop for bucket in divided(0, sizes, on_accelerator=True)] == [1, 5, 6, 7, 8]
 
 
 def test_leaves_without_elements_make_no_bucket() -> None:
     for sizes in ([100, 0], [0, 0, 0], [1 << 40, 0]):
-        assert len(divided(0, sizes, True)) == len(divided(0, sizes, False)) == 1
+        assert (
+            len(divided(0, sizes, on_accelerator=True)) == len(divided(0, sizes, on_accelerator=False)) == 1
+        )
 
 
 def test_one_program_makes_several_buckets() -> None:

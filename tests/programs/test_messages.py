@@ -414,7 +414,7 @@ def test_a_leaf_that_other_code_has_donated() -> None:
     donate(state["b"])
     with pytest.raises(
         ConfigurationError,
-        match=r"The leaf \['b'\] of the state, float32\[3\], was consumed .* that donates it \(`donate_argnums`\)",
+        match=r"The leaf \['b'\] of the state, float32\[3\], was consumed .* of your own that donates it",
     ):
         step(state, ROWS)
     with pytest.raises(

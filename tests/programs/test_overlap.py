@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 from staged_models import MODELS
-from step_models import bits
+from step_models import bits, mostly_long
 
 import jaxft
 from jaxft._errors import StepError
@@ -17,6 +17,7 @@ from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._overlap import _balanced
 from jaxft._programs._programs import Programs
 from jaxft._programs._same_bits import check_same_bits
+from jaxft._programs._statics import Given
 
 LAYERS = 8
 RATE = 0.1
@@ -64,7 +65,9 @@ STEPS |= {name: (model.step(jaxft.pmean), model.state) for name, model in MODELS
 
 def built(name: str, overlap: int) -> Programs:
     train_step, state = STEPS[name]
-    return cut_programs(train_step, state(), batch_for(0, 0), (RATE,), overlap=overlap)
+    return cut_programs(
+        train_step, state(), batch_for(0, 0), Shared(overlap=overlap), given=Given((), (RATE,), {})
+    )
 
 
 def run(programs: Programs, state: Any) -> tuple[list[bytes], Any]:
@@ -84,8 +87,8 @@ def run(programs: Programs, state: Any) -> tuple[list[bytes], Any]:
     return [bits(leaf) for leaf in new], jax.tree.map(bits, metrics)
 
 
-@pytest.mark.parametrize("overlap", [2, 3, 4])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("overlap", mostly_long([2, 3], 3))
+@pytest.mark.parametrize("name", mostly_long(STEPS, "deep", "remat", "gan"))
 def test_the_same_bits_and_metrics(name: str, overlap: int) -> None:
     whole, divided = built(name, 1), built(name, overlap)
     assert divided.stages.count > whole.stages.count or name == "thrice", "nothing there is worth dividing"
@@ -95,7 +98,7 @@ def test_the_same_bits_and_metrics(name: str, overlap: int) -> None:
     assert run(divided, state()) == run(whole, state())
 
 
-@pytest.mark.parametrize("name", ["deep", "sam", "thrice"])
+@pytest.mark.parametrize("name", mostly_long(["deep", "sam"], "deep"))
 def test_no_equation_is_computed_twice_or_never(name: str) -> None:
     def count(programs: Programs) -> Counter[str]:
         eqns = [eqn for stage in programs.cut.stages for eqn in stage.compute.jaxpr.eqns]
@@ -106,7 +109,7 @@ def test_no_equation_is_computed_twice_or_never(name: str) -> None:
         assert count(built(name, 3)) == count(built(name, 1)), "and as many as in one program"
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", mostly_long(LOSSES, "deep"))
 def test_parts_have_about_the_same_bytes_the_last_layers_first(name: str) -> None:
     programs = built(name, 4)
     layers_of = [
@@ -149,7 +152,7 @@ def test_a_step_with_an_effect_is_refused() -> None:
     with pytest.raises(
         StepError, match=r"'debug_(print|callback)' \(.*test_overlap.py:\d+.*leave out `overlap`"
     ):
-        cut_programs(train_step, layers(), batch_for(0, 0), (RATE,), overlap=4)
+        cut_programs(train_step, layers(), batch_for(0, 0), Shared(overlap=4), given=Given((), (RATE,), {}))
 
 
 def test_an_overlap_that_changes_bits_is_refused() -> None:
@@ -181,7 +184,7 @@ def test_the_number_of_the_shard_reaches_later_parts() -> None:
         return (first - jaxft.pmean(made), second - jaxft.pmean(jnp.cumsum(made * made) + shard)), {}
 
     state = (jnp.zeros(16), jnp.zeros(16))
-    programs = cut_programs(train_step, state, batch_for(0, 0), overlap=2)
+    programs = cut_programs(train_step, state, batch_for(0, 0), Shared(overlap=2))
     assert [len(stage.contributions) for stage in programs.cut.stages] == [1, 1]
     assert programs.cut.depends_on_shard
     leaves = programs.state_leaves(state)
@@ -195,7 +198,7 @@ def test_a_batch_that_is_averaged_itself_is_ready_first() -> None:
     def train_step(state: Any, batch: Any) -> Any:
         return state - jaxft.pmean(lax.cumsum(batch[0])) - jaxft.pmean(batch[0]), {}
 
-    programs = cut_programs(train_step, jnp.zeros((8, 16)), batch_for(0, 0), overlap=2)
+    programs = cut_programs(train_step, jnp.zeros((8, 16)), batch_for(0, 0), Shared(overlap=2))
     assert [one.label for stage in programs.cut.stages for one in stage.contributions] == [
         "pmean#1",
         "pmean#0",
@@ -228,6 +231,7 @@ def test_groups_of_about_the_same_size(sizes: list[int], groups: list[list[int]]
     )
 
 
+@pytest.mark.long
 def test_alone_it_has_the_bits_of_the_undivided_step() -> None:
     ends: list[list[bytes]] = []
     for overlap in (1, 3):
@@ -235,22 +239,6 @@ def test_alone_it_has_the_bits_of_the_undivided_step() -> None:
         state: Any = jax.device_put(layers())
         while step.step < 3:
             state, _ = step(state, batch_for)
-        ends.append([bits(leaf) for leaf in state])
-    assert ends[0] == ends[1]
-
-
-def test_two_functions_overlap_too() -> None:
-    def grad_fn(params: Any, batch: Any) -> Any:
-        local, grads = jax.value_and_grad(deep)(params, batch)
-        return grads, local
-
-    def update_fn(params: Any, grads: Any, local: Any) -> Any:
-        return jax.tree.map(lambda one, grad: one - RATE * grad, params, grads), local
-
-    ends: list[list[bytes]] = []
-    for overlap in (1, 2):
-        step = jaxft.from_functions(grad_fn, update_fn, None, shards=2, overlap=overlap)
-        state, _ = step(jax.device_put(layers()), batch_for)
         ends.append([bits(leaf) for leaf in state])
     assert ends[0] == ends[1]
 
@@ -287,11 +275,13 @@ def large() -> tuple[np.ndarray, np.ndarray]:
 
 def test_all_batches_are_divided_as_the_first_one() -> None:
     state = (jnp.ones((16, 16)), jnp.ones((16, 16)))
-    alone = [order_of(cut_programs(by_shape, state, one, overlap=2)) for one in (batch_for(0, 0), large())]
+    alone = [
+        order_of(cut_programs(by_shape, state, one, Shared(overlap=2))) for one in (batch_for(0, 0), large())
+    ]
     assert alone[0] != alone[1]
-    shared = Shared()
+    shared = Shared(overlap=2)
     for one in (batch_for(0, 0), large()):
-        assert order_of(cut_programs(by_shape, state, one, shared=shared, overlap=2)) == alone[0]
+        assert order_of(cut_programs(by_shape, state, one, shared)) == alone[0]
     step = jaxft.fault_tolerant(by_shape, None, overlap=2)
     for number in range(4):
         state, _ = step(state, large() if number % 2 else batch_for(0, 0))
@@ -326,18 +316,4 @@ def test_a_step_that_is_not_deterministic_is_said_to_be_that() -> None:
         return state - jaxft.pmean(made) - jaxft.pmean(lax.cumsum(given)), {}
 
     with pytest.raises(StepError, match=r"it is not deterministic.*xla_gpu_deterministic_ops"):
-        cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), overlap=2)
-
-
-def test_a_ref_within_a_nested_jit_stays_there() -> None:
-    @jax.jit
-    def doubled(x: Any) -> Any:
-        ref = jax.new_ref(jnp.zeros(16))
-        ref[...] = x.sum(axis=0) * 2.0
-        return ref[...]
-
-    def train_step(state: Any, batch: Any) -> Any:
-        x = batch[0]
-        return state - jaxft.pmean(doubled(x)) - jaxft.pmean(lax.cumsum(x.sum(axis=0))), {}
-
-    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), overlap=2).stages.count == 2
+        cut_programs(train_step, jnp.zeros(16), batch_for(0, 0), Shared(overlap=2))

@@ -123,7 +123,9 @@ def test_the_same_value_summed_and_averaged_is_two_contributions() -> None:
 def test_groups_that_differ_in_the_operation_differ_in_layout_and_fingerprint() -> None:
     def step_with(mark: Callable[[Any], Any]) -> Programs:
         return cut_programs(
-            lambda state, batch: (state | {"w": mark(batch["x"][0])}, {}), arrays(), ragged(0, 0)
+            lambda state, batch: (state | {"w": mark(batch["x"][0])}, {}),
+            arrays(),
+            ragged(0, 0),
         )
 
     one, other = step_with(jaxft.psum), step_with(jaxft.pmean)

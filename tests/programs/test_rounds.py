@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from step_models import bits
+from step_models import bits, mostly_long
 
 import jaxft
 from jaxft._errors import StepError
 from jaxft._programs import _compat
 from jaxft._programs._axis import Axis
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._inline import MOST_ROUNDS, inline
 from jaxft._programs._programs import Programs
 
@@ -67,28 +67,7 @@ def test_it_has_the_bits_of_the_loop_in_python() -> None:
     assert programs.stages.count == ROUNDS
 
 
-def test_a_fori_loop_of_fixed_length_is_a_scan() -> None:
-    def looped(w: jax.Array, batch: jax.Array) -> Any:
-        def one(number: Any, w: jax.Array) -> jax.Array:
-            return update(w, lax.dynamic_index_in_dim(batch, number, keepdims=False))[0]
-
-        return lax.fori_loop(0, ROUNDS, one, w), {}
-
-    same(after(looped, jnp.zeros(5))[0], after(written, jnp.zeros(5))[0])
-
-
-def test_in_reverse() -> None:
-    def in_reverse(w: jax.Array, batch: jax.Array) -> Any:
-        w, losses = lax.scan(update, w, batch, reverse=True)
-        return w, {"losses": losses}
-
-    def flipped(w: jax.Array, batch: jax.Array) -> Any:
-        w, metrics = written(w, batch[::-1])
-        return w, {"losses": metrics["losses"][::-1]}
-
-    same(after(in_reverse, jnp.zeros(5)), after(flipped, jnp.zeros(5)))
-
-
+@pytest.mark.long
 def test_a_loop_within_a_loop_with_keys_and_numbers() -> None:
     """As PPO's: epochs, each with its own permutation, of minibatches."""
 
@@ -135,6 +114,7 @@ def test_a_named_axis_and_the_number_of_the_shard() -> None:
     np.testing.assert_allclose(largest, found, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_under_grad() -> None:
     """The gradient of a scan whose rounds normalise by all shards: sync BatchNorm, layer by layer."""
 
@@ -166,25 +146,6 @@ def test_no_round() -> None:
     assert len(set(np.asarray(state).tolist())) == 1
 
 
-def test_what_a_round_closes_over() -> None:
-    table = np.linspace(0.0, 1.0, 5, dtype=np.float32)
-
-    def closing(w: jax.Array, batch: jax.Array) -> Any:
-        def one(w: jax.Array, rows: jax.Array) -> Any:
-            return jax.jit(update)(w + table, rows)
-
-        return lax.scan(one, w, batch)
-
-    def plain(w: jax.Array, batch: jax.Array) -> Any:
-        losses = []
-        for number in range(ROUNDS):
-            w, loss = update(w + table, batch[number])
-            losses.append(loss)
-        return w, jnp.stack(losses)
-
-    same(after(closing, jnp.zeros(5)), after(plain, jnp.zeros(5)))
-
-
 def many(after: int, outer: int, inner: int) -> Any:
     def step(w: jax.Array, batch: jax.Array) -> Any:
         def one(w: jax.Array, _: None) -> Any:
@@ -208,11 +169,6 @@ def test_too_many_rounds(after: int, outer: int, inner: int) -> None:
         match=rf"jaxft\.pmean is inside a 'scan' .*test_rounds\.py:.* more than {MOST_ROUNDS} rounds",
     ):
         inline(traced(many(after, outer, inner)))
-
-
-def test_not_too_many_rounds() -> None:
-    inline(traced(many(0, 2, MOST_ROUNDS // 2)))
-    inline(traced(many(MOST_ROUNDS // 2, 1, MOST_ROUNDS // 2)))
 
 
 def traced(train_step: Any) -> Any:
@@ -298,30 +254,11 @@ def assert_rounds(one: Any, rounds: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
-def test_rounds_of_a_loop_in_python_share_programs_too() -> None:
-    """Each is traced by itself, with separate literals."""
-    rounds = 6
-
-    def train_step(w: jax.Array, batch: jax.Array) -> Any:
-        mean = jnp.zeros(5)
-        for number in range(rounds):
-            grads = jax.grad(lambda w, row=batch[number % 2]: jnp.mean((row @ w - 0.5) ** 2))(w)
-            mean = 0.9 * mean + 0.1 * jaxft.pmean(grads)
-            w = w - 1e-2 * mean / (jnp.sqrt(jnp.square(mean).sum()) + np.float32(1e-3))
-        return w, {}
-
-    executables = cut_programs(train_step, jnp.zeros(5), batch_for(0, 0)).executables.computes
-    assert len(executables) == rounds
-    assert len(set(map(id, executables))) <= 4
-
-
 @pytest.mark.parametrize(
     ("some", "other"),
     [
-        (0.5, 0.25),
         (0.0, -0.0),
-        (np.float32(1.0), np.float32(1.5)),
-        (1, 2),
+        pytest.param(np.float32(1.0), np.float32(1.5), marks=pytest.mark.long),
     ],
 )
 def test_rounds_with_other_numbers_are_other_programs(some: Any, other: Any) -> None:
@@ -344,6 +281,7 @@ def test_rounds_that_call_other_host_functions_are_other_programs() -> None:
     assert_rounds(one, 6)
 
 
+@pytest.mark.long
 def test_rounds_that_close_over_other_arrays_are_other_programs() -> None:
     """Each function has its own variable for its array, which is an input of the programs: it has 2 MB."""
 
@@ -360,19 +298,6 @@ def test_rounds_that_close_over_other_arrays_are_other_programs() -> None:
     assert_rounds(one, 6)
 
 
-def test_rounds_under_other_settings_are_other_programs() -> None:
-    def one(number: int, w: jax.Array, rows: jax.Array) -> jax.Array:
-        with jax.threefry_partitionable(number == 3):
-            noise = jax.random.normal(jax.random.key(1), (5,))
-        return w * noise + rows.mean()
-
-    assert_rounds(one, 6)
-
-
-def test_rounds_that_differ_in_a_number_are_other_programs() -> None:
-    assert_rounds(lambda number, w, rows: w * rows.mean() * (number + 1), 6)
-
-
 def test_a_token_is_passed_by_no_program() -> None:
     def ordered(w: jax.Array, batch: jax.Array) -> Any:
         token = lax.create_token()
@@ -386,7 +311,7 @@ def test_a_token_is_passed_by_no_program() -> None:
     assert np.all(np.isfinite(state))
 
 
-@pytest.mark.parametrize("shards", [1, SHARDS])
+@pytest.mark.parametrize("shards", mostly_long([1, SHARDS], SHARDS))
 def test_rounds_have_the_values_of_as_many_steps(shards: int) -> None:
     rounds = 5
 
@@ -429,6 +354,7 @@ def test_shards_keep_one_copy_of_what_they_have_in_common() -> None:
     assert behind.sharing(locals_.values()) is behind
 
 
+@pytest.mark.long
 def test_what_would_take_more_memory_than_its_mean_is_made_again() -> None:
     """A mean that is broadcast, a mask: only the small values that they are made of are passed."""
 
@@ -471,24 +397,6 @@ def test_no_round_keeps_its_type_on_a_mesh() -> None:
     assert found.aval.sharding.spec == wanted.sharding.spec
 
 
-def test_on_a_mesh() -> None:
-    mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
-    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
-
-    def wide(step: int, shard: int) -> np.ndarray:
-        return np.random.default_rng([step, shard]).standard_normal((ROUNDS, 8, 8), dtype=np.float32)
-
-    found = []
-    for train_step in (scanned, written):
-        step = jaxft.fault_tolerant(train_step, None, shards=2)
-        state, metrics = jax.device_put(jnp.zeros(8), spread), None
-        for _ in range(2):
-            state, metrics = step(state, wide)
-        assert state.sharding == spread
-        found.append((state, metrics))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), *found)
-
-
 def test_the_axis_is_that_of_the_shards_alone() -> None:
     """A scan in a `jax.vmap` of another axis is left as it is."""
 
@@ -500,5 +408,5 @@ def test_the_axis_is_that_of_the_shards_alone() -> None:
 
         return w + lax.pmean(jax.vmap(total, axis_name="rows")(batch[0]).mean(), "batch"), {}
 
-    programs = cut_programs(mapped, jnp.zeros(5), batch_for(0, 0), axis=Axis("batch", SHARDS))
+    programs = cut_programs(mapped, jnp.zeros(5), batch_for(0, 0), Shared(axis=Axis("batch", SHARDS)))
     assert programs.stages.count == 1

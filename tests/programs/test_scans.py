@@ -9,11 +9,10 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from step_models import bits
+from step_models import bits, mostly_long
 
 import jaxft
-from jaxft._errors import StepError
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs
 
 LAYERS = 6
@@ -95,7 +94,6 @@ STEPS = {
     "carry that is added to": trained(aux_net),
     "plain": trained(net),
     "remat": trained(remat_net),
-    "in one jit": trained(jax.jit(net)),
     "bfloat16": trained(net, "bfloat16"),
     "forwards": mapped,
 }
@@ -117,16 +115,16 @@ def labels(programs: Programs) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("overlap", [2, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", mostly_long(STEPS, "remat", "forwards"))
 def test_the_bits_of_the_whole_scan(name: str, overlap: int) -> None:
     whole = cut_programs(STEPS[name], weights(), batch())
-    divided = cut_programs(STEPS[name], weights(), batch(), overlap=overlap)
+    divided = cut_programs(STEPS[name], weights(), batch(), Shared(overlap=overlap))
     assert (whole.stages.count, divided.stages.count) == (1, overlap)
     assert run(divided) == run(whole)
 
 
 def test_the_last_rows_come_first_if_the_scan_runs_backwards() -> None:
-    found = labels(cut_programs(STEPS["plain"], weights(), batch(), overlap=3))
+    found = labels(cut_programs(STEPS["plain"], weights(), batch(), Shared(overlap=3)))
     assert found == [
         ["pmean[1]", "pmean[0]['layers'][4:6]", "pmean[0]['scales'][4:6]"],
         ["pmean[0]['layers'][2:4]", "pmean[0]['scales'][2:4]"],
@@ -134,19 +132,15 @@ def test_the_last_rows_come_first_if_the_scan_runs_backwards() -> None:
     ]
 
 
-def test_the_first_rows_come_first_if_it_runs_forwards() -> None:
-    found = labels(cut_programs(mapped, weights(), batch(), overlap=2))
-    assert found == [["pmean[0][0:3]", "pmean[1][0:3]"], ["pmean[0][3:6]", "pmean[1][3:6]"]]
-
-
+@pytest.mark.long
 def test_more_parts_than_rows() -> None:
-    found = labels(cut_programs(mapped, weights(), batch(), overlap=LAYERS))
+    found = labels(cut_programs(mapped, weights(), batch(), Shared(overlap=LAYERS)))
     assert [len(stage) for stage in found] == [2] * LAYERS
     assert found[-1] == ["pmean[0][5:6]", "pmean[1][5:6]"]
 
 
 def test_no_row_is_computed_twice() -> None:
-    programs = cut_programs(STEPS["plain"], weights(), batch(), overlap=3)
+    programs = cut_programs(STEPS["plain"], weights(), batch(), Shared(overlap=3))
     scans = [
         [eqn.params["length"] for eqn in stage.compute.jaxpr.eqns if eqn.primitive.name == "scan"]
         for stage in programs.cut.stages
@@ -154,8 +148,9 @@ def test_no_row_is_computed_twice() -> None:
     assert scans == [[LAYERS, 2], [2], [2]], "forwards in one, and backwards in three"
 
 
+@pytest.mark.long
 def test_a_scan_over_the_state_is_not_divided() -> None:
-    programs = cut_programs(of_the_state, weights(), batch(), overlap=3)
+    programs = cut_programs(of_the_state, weights(), batch(), Shared(overlap=3))
     assert labels(programs) == [["pmean[1]"]]
     assert run(programs) == run(cut_programs(of_the_state, weights(), batch()))
 
@@ -172,7 +167,7 @@ def on_mesh(spec: P) -> tuple[Given, Any]:
 @pytest.mark.long
 def test_pieces_have_the_sharding_of_their_parameter() -> None:
     state, x = on_mesh(P(None, None, "x"))
-    programs = cut_programs(STEPS["plain"], state, x, overlap=2)
+    programs = cut_programs(STEPS["plain"], state, x, Shared(overlap=2))
     layers = [
         (one.label, pin.spec)
         for one, pin in zip(programs.cut.contributions, programs.executables.pins, strict=True)
@@ -185,16 +180,16 @@ def test_pieces_have_the_sharding_of_their_parameter() -> None:
 @pytest.mark.long
 def test_rows_that_lie_on_different_devices_are_not_divided() -> None:
     state, x = on_mesh(P("x"))
-    found = labels(cut_programs(STEPS["plain"], state, x, overlap=2))
+    found = labels(cut_programs(STEPS["plain"], state, x, Shared(overlap=2)))
     assert "pmean[0]['layers']" in [label for stage in found for label in stage]
     assert "pmean[0]['scales'][0:3]" in [label for stage in found for label in stage]
 
 
-@pytest.mark.parametrize("of", ["gradients", "parameters"])
+@pytest.mark.parametrize("of", mostly_long(["gradients", "parameters"], "parameters"))
 @pytest.mark.parametrize(
     ("spec", "rows"),
-    [(P(None, None, "x"), ["[3:6]", "[0:3]"]), (P(None), ["[3:6]", "[0:3]"]), (P("x"), [""])],
-    ids=["columns", "replicated", "rows"],
+    [(P(None, None, "x"), ["[3:6]", "[0:3]"]), (P("x"), [""])],
+    ids=["columns", "rows"],
 )
 def test_gradients_with_a_sharding_constraint(of: str, spec: P, rows: list[str]) -> None:
     """A constraint on parameters is one on their gradients too: differentiation turns it around."""
@@ -210,18 +205,8 @@ def test_gradients_with_a_sharding_constraint(of: str, spec: P, rows: list[str])
         grad = lax.with_sharding_constraint(grad, sharding) if of == "gradients" else grad
         return {**params, "layers": params["layers"] - jaxft.pmean(grad)}, {}
 
-    found = labels(cut_programs(train_step, state, x, overlap=2))
+    found = labels(cut_programs(train_step, state, x, Shared(overlap=2)))
     assert [label for stage in found for label in stage] == [f"pmean{one}" for one in rows]
-
-
-def test_clipped_gradients() -> None:
-    def train_step(params: Given, x: jax.Array) -> Any:
-        grads = jax.tree.map(lambda grad: jnp.clip(grad, -1.0, 1.0), jax.grad(net)(params, x))
-        return jax.tree.map(lambda one, grad: one - grad, params, jaxft.pmean(grads)), {}
-
-    whole, divided = (cut_programs(train_step, weights(), batch(), overlap=overlap) for overlap in (1, 2))
-    assert divided.stages.count == 2
-    assert run(divided) == run(whole)
 
 
 def accumulated(params: Given, x: jax.Array) -> Any:
@@ -247,6 +232,7 @@ def test_the_log_says_nothing_of_an_overlap_that_gains_or_is_not_asked_for(
     assert "gains nothing" not in caplog.text
 
 
+@pytest.mark.long
 def test_what_is_exchanged_twice_is_divided_only_if_both_may_be() -> None:
     state, x = on_mesh(P("x"))
 
@@ -255,43 +241,5 @@ def test_what_is_exchanged_twice_is_divided_only_if_both_may_be() -> None:
         means = jaxft.pmean({"layers": made, "more": made})
         return {**params, "layers": params["layers"] - means["layers"] * means["more"]}, {}
 
-    found = labels(cut_programs(train_step, state, x, overlap=2))
+    found = labels(cut_programs(train_step, state, x, Shared(overlap=2)))
     assert found == [["pmean['layers']"]]
-
-
-def test_a_scan_with_an_effect_is_refused() -> None:
-    def train_step(params: Given, x: jax.Array) -> Any:
-        def turn(total: jax.Array, one: jax.Array) -> Any:
-            jax.debug.print("row")
-            return total, jnp.tanh(x @ one).sum(axis=0)
-
-        _, made = lax.scan(turn, jnp.zeros(()), params["layers"])
-        return {**params, "scales": params["scales"] - jaxft.pmean(made)}, {}
-
-    with pytest.raises(StepError, match="cannot be overlapped: it has a visible effect"):
-        cut_programs(train_step, weights(), batch(), overlap=2)
-
-
-def test_keys_and_numbers_as_rows() -> None:
-    def train_step(state: Any, x: jax.Array) -> Any:
-        def turn(at: jax.Array, one: Any) -> Any:
-            key, weight = one
-            return at + 1, jax.random.normal(key, (16,)) + weight * x[0] + at
-
-        keys = jax.random.split(state["key"], LAYERS)
-        _, made = lax.scan(turn, jnp.float32(0.0), (keys, state["scales"]))
-        return {**state, "scales": state["scales"] - jaxft.pmean(made)}, {}
-
-    state = {"key": jax.random.key(1), "scales": weights()["scales"]}
-    assert cut_programs(train_step, state, batch(), overlap=2).stages.count == 2
-
-
-def test_in_a_job_of_one_it_has_the_bits_of_the_undivided_step() -> None:
-    ends: list[list[bytes]] = []
-    for overlap in (1, 3):
-        step = jaxft.fault_tolerant(STEPS["remat"], None, shards=2, overlap=overlap)
-        state: Any = weights()
-        while step.step < 3:
-            state, _ = step(state, lambda step, shard: batch() * (shard + 1))
-        ends.append([bits(leaf) for leaf in jax.tree.leaves(state)])
-    assert ends[0] == ends[1]

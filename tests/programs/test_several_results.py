@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from step_models import mostly_long
 
 import jaxft
 
@@ -83,11 +84,12 @@ def assert_values_of_jit(way: Both, loss: Both = loss_of) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", mostly_long(WAYS, "jit", "custom_vjp", "while"))
 def test_the_values_of_jax(way: str) -> None:
     assert_values_of_jit(WAYS[way])
 
 
+@pytest.mark.long
 def test_the_values_of_jax_where_a_checkpoint_is_no_call() -> None:
     """`jax_remat3`, by which JAX is to replace the present form of `jax.checkpoint`."""
     if not hasattr(jax.config, "jax_remat3"):

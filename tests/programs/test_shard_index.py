@@ -22,17 +22,6 @@ def zeros(step: int, shard: int) -> np.ndarray:
     return np.zeros(4, np.float32)
 
 
-def noisy(fold: bool) -> Any:
-    def train_step(state: Any, batch: Any) -> Any:
-        key, use = jax.random.split(state["key"])
-        if fold:
-            use = jax.random.fold_in(use, jaxft.shard_index())
-        noise = jax.random.normal(use, (4,))  # the draw
-        return {"key": key, "mean": jaxft.pmean(batch + noise)}, {"first": noise}
-
-    return train_step
-
-
 def test_it_is_the_number_of_the_shard() -> None:
     def train_step(state: Any, batch: Any) -> Any:
         index = jaxft.shard_index()
@@ -45,18 +34,6 @@ def test_it_is_the_number_of_the_shard() -> None:
 
 
 @pytest.mark.long
-def test_the_noise_of_shards_averages_out() -> None:
-    means = {}
-    for fold in (False, True):
-        step, now, found = jaxft.fault_tolerant(noisy(fold), None, shards=SHARDS), state(), []
-        for _ in range(20):
-            now, _ = step(now, zeros)
-            found.append(np.asarray(now["mean"]))
-        means[fold] = np.std(found)
-    assert 0.7 < means[False] < 1.3
-    assert means[True] < 2.0 / np.sqrt(SHARDS)
-
-
 def test_it_may_be_inside_a_nested_jit_under_vmap_and_under_grad() -> None:
     inner = jax.jit(lambda x: x * jaxft.shard_index().astype(jnp.float32))
 

@@ -9,7 +9,7 @@ import pytest
 import step_models
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from step_models import MuNuParams, bits, identity, mlp_adam
+from step_models import MuNuParams, bits, identity, mlp_adam, mostly_long
 
 import jaxft
 from jaxft._programs._build import cut_programs
@@ -64,7 +64,9 @@ def on_mesh(mesh: Mesh, batch: Any) -> Any:
     return jax.device_put(batch, NamedSharding(mesh, P()))
 
 
-@pytest.mark.parametrize(("axes", "layout"), [("auto", "fsdp"), ("auto", "tp"), ("explicit", "tp")])
+@pytest.mark.parametrize(
+    ("axes", "layout"), [("auto", "tp"), pytest.param("explicit", "tp", marks=pytest.mark.long)]
+)
 def test_shardings_are_kept(axes: str, layout: str) -> None:
     mesh, model = mesh_of(axes), mlp_adam()
     traces = 0
@@ -112,26 +114,6 @@ def test_gradients_leave_as_their_parameters_lie() -> None:
     assert {name: new_state.params[name].sharding for name in names} == shardings
 
 
-def test_means_from_the_host_or_in_pieces() -> None:
-    """Whole numpy arrays, or arrays put together from the pieces that one process has, give the same bits."""
-    mesh, model = mesh_of("auto"), mlp_adam()
-    batch = on_mesh(mesh, model.batch(0))
-    programs = cut_programs(model.step(jaxft.pmean), placed_state(mesh, "tp"), batch)
-    contribution, local = step_models.compute(programs, placed_state(mesh, "tp"), batch)
-    whole = [np.asarray(leaf) for leaf in contribution]
-    pieces = [
-        jax.make_array_from_single_device_arrays(
-            leaf.shape, leaf.sharding, [shard.data for shard in leaf.addressable_shards]
-        )
-        for leaf in contribution
-    ]
-    results = [
-        bits(step_models.apply(programs, placed_state(mesh, "tp"), means, local))
-        for means in (contribution, whole, pieces)
-    ]
-    assert results[0] == results[1] == results[2]
-
-
 def test_unplaced_state_is_replicated_where_the_batch_lies() -> None:
     """Plain data parallelism within a group: one trace, although the first state lies on one device."""
     mesh, model = mesh_of("auto"), mlp_adam()
@@ -152,7 +134,7 @@ def test_unplaced_state_is_replicated_where_the_batch_lies() -> None:
     assert len(step._cache.all) == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int4", "uint4", "int2", "float4_e2m1fn"])
+@pytest.mark.parametrize("dtype", mostly_long(["float32", "int4", "float4_e2m1fn"], "int4"))
 def test_unplaced_leaves_beside_packed_ones_are_replicated(dtype: str) -> None:
     """Programs that take packed leaves are called through jit, which would place the others as XLA likes."""
     mesh = mesh_of("auto")
@@ -178,8 +160,8 @@ def test_unplaced_leaves_beside_packed_ones_are_replicated(dtype: str) -> None:
     }
 
 
-@pytest.mark.parametrize("overlap", [1, 2])
-@pytest.mark.parametrize("axes", AXES)
+@pytest.mark.parametrize("overlap", mostly_long([1, 2], 1))
+@pytest.mark.parametrize("axes", mostly_long(AXES, "auto"))
 def test_an_offloaded_optimizer_leaves_the_gradients_on_the_devices(axes: str, overlap: int) -> None:
     """Its moments have the names and shapes of the parameters, and may come before them in the state."""
     mesh = mesh_of(axes)
@@ -205,6 +187,7 @@ def test_an_offloaded_optimizer_leaves_the_gradients_on_the_devices(axes: str, o
     assert state["w"].sharding == places["w"]
 
 
+@pytest.mark.long
 def test_a_batch_that_is_placed_elsewhere_is_another_program() -> None:
     """One apply serves both, also where XLA was free to choose how a contribution leaves compute."""
     mesh, model = mesh_of("auto"), mlp_adam()
@@ -289,6 +272,7 @@ def test_a_sharded_key_and_a_counter() -> None:
     assert len(step._cache.all) == 1
 
 
+@pytest.mark.long
 def test_a_nested_jit_keeps_its_shardings() -> None:
     """A pmean in a jax.jit is inlined; what that jit said of shardings becomes constraints."""
     mesh = mesh_of("auto")
@@ -310,8 +294,8 @@ def test_a_nested_jit_keeps_its_shardings() -> None:
     assert metrics["mine"].sharding == sharded
 
 
-@pytest.mark.parametrize("axes", AXES)
-@pytest.mark.parametrize("exchanges", [1, 2, 4])
+@pytest.mark.parametrize("axes", mostly_long(AXES, "explicit"))
+@pytest.mark.parametrize("exchanges", mostly_long([1, 2, 4], 2))
 @pytest.mark.parametrize("placed", [False, True], ids=["numpy", "on the mesh"])
 def test_rows_of_the_batch_that_are_read_after_an_exchange(placed: bool, exchanges: int, axes: str) -> None:
     """With explicit axes, XLA may not choose where they lie in between: that is part of their type."""
@@ -355,28 +339,7 @@ def test_what_programs_pass_on_is_sharded_over_automatic_axes_besides_explicit_o
     assert [sharding.spec for sharding in first.output_shardings] == [P(), P("x", "y")]
 
 
-def test_what_programs_pass_on_stays_on_its_mesh() -> None:
-    one = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
-    other = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
-
-    def train_step(state: Any, batch: Any) -> Any:
-        w, v = state
-        for row in batch["rows"]:
-            w = w - 0.1 * jaxft.pmean(jax.grad(lambda w, row=row: jnp.mean((row @ w - 1.0) ** 2))(w))
-        there = jnp.tanh(v) * batch["scale"]
-        return (w, v * 0.5 + jaxft.pmean(there)), {"there": there}
-
-    state = (
-        jax.device_put(jnp.ones((8, 8)), NamedSharding(one, P("x", None))),
-        jax.device_put(jnp.ones((8, 8)), NamedSharding(other, P("a", "b"))),
-    )
-    batch = {"rows": np.ones((2, 8, 8), np.float32), "scale": np.float32(1.5)}
-    (w, v), metrics = jaxft.fault_tolerant(train_step, None, shards=1)(state, lambda step, shard: batch)
-    assert w.sharding == NamedSharding(one, P("x", None))
-    assert v.sharding == metrics["there"].sharding == NamedSharding(other, P("a", "b"))
-    np.testing.assert_allclose(v, 0.5 + np.tanh(1.0) * 1.5, rtol=1e-6)
-
-
+@pytest.mark.long
 def test_a_step_that_brings_its_state_to_a_mesh_is_told_to_place_it_there() -> None:
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     on_mesh = jax.shard_map(
@@ -434,33 +397,6 @@ def test_pins_go_by_name_then_by_shape() -> None:
     ]
     found = pins(contributions, specs, [path for path, _, _ in state])
     assert found == [one, two, none, none, None, None]
-
-
-class Counted(str):
-    """A name that counts how often it is compared."""
-
-    compared = 0
-
-    def __eq__(self, other: object) -> bool:
-        Counted.compared += 1
-        return str.__eq__(self, other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return str.__hash__(self)
-
-
-def test_pins_of_many_leaves_are_looked_up() -> None:
-    """With 4,000 leaves of one shape, comparing each with each took 12.5 s of processor time."""
-    count = 400
-    paths = [(Counted("params"), Counted(f"w{number}")) for number in range(count)]
-    specs = [jax.ShapeDtypeStruct((4,), jnp.float32)] * count
-    Counted.compared = 0
-    contributions: Any = [Named((Counted("0"), Counted(f"w{number}")), (4,)) for number in range(count)]
-    assert pins(contributions, specs, paths) == [None] * count
-    assert Counted.compared < 20 * count
 
 
 def test_on_one_device_a_state_that_was_placed_there_is_that_of_other_groups() -> None:

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from jax import lax
 from staged_models import MODELS
-from step_models import bits
+from step_models import bits, mostly_long
 
 import jaxft
 from jaxft._errors import StepError
 from jaxft._programs._axis import Axis
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs
+from jaxft._programs._statics import Given
 
 SHARDS = 4
 RATE = 0.1
@@ -28,10 +29,10 @@ def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
 
 def built(name: str) -> Programs:
     model = MODELS[name]
-    return cut_programs(model.step(jaxft.pmean), model.state(), batch_for(0, 0), (RATE,))
+    return cut_programs(model.step(jaxft.pmean), model.state(), batch_for(0, 0), given=Given((), (RATE,), {}))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, "gan"))
 def test_the_values_of_jax(name: str) -> None:
     """`jax.vmap` with a named axis is JAX's own meaning of such a step."""
     model = MODELS[name]
@@ -54,7 +55,7 @@ def test_the_values_of_jax(name: str) -> None:
                 np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, "gan", "sam"))
 def test_a_joiner_replays_all_means_in_one(name: str) -> None:
     """Stage by stage on one shard; then apply alone, with the same bits, on the means that a donor has logged."""
     programs, model = built(name), MODELS[name]
@@ -94,17 +95,6 @@ def test_no_two_exchanges_have_the_same_layout() -> None:
     shapes = [[spec.shape for spec in layout.specs] for layout in layouts]
     assert shapes[0][:2] == shapes[1]
     assert len({layout.digest for layout in layouts}) == 2
-
-
-def test_clipping_the_means_alone_is_one_exchange() -> None:
-    def train_step(state: Any, batch: Any) -> Any:
-        grads = jaxft.pmean(jnp.mean(batch[0], axis=0))
-        return state - grads * jnp.minimum(1.0, 0.1 / jnp.linalg.norm(grads)), {}
-
-    step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
-    state, _ = step(jnp.zeros(16), batch_for)
-    np.testing.assert_allclose(np.linalg.norm(state), 0.1, rtol=1e-5)
-    assert cut_programs(train_step, jnp.zeros(16), batch_for(0, 0)).stages.count == 1
 
 
 def test_what_can_go_earlier_does() -> None:
@@ -216,7 +206,7 @@ def test_a_batch_norm_over_all_shards(width: int) -> None:
         params = jax.tree.map(lambda p, g: p - 0.1 * g, state["params"], grads)
         return {"params": params, "batch_stats": stats}, value
 
-    programs = cut_programs(train_step, begin, batch_for(0, 0), axis=Axis("batch", SHARDS))
+    programs = cut_programs(train_step, begin, batch_for(0, 0), Shared(axis=Axis("batch", SHARDS)))
     assert programs.stages.count == 3, "forward, backward, gradients"
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, axis_name="batch")
     batches = jax.tree.map(lambda *rows: np.stack(rows), *(batch_for(0, i) for i in range(SHARDS)))

@@ -23,7 +23,7 @@ from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
@@ -314,7 +314,7 @@ def test_an_overlapped_stage_is_copied_before_the_next_one_is_started(
 
     with pretended():
         group = Group(listener, shards=2)
-        programs = cut_programs(two, {"w": jnp.zeros(3)}, batch_for(0, 0), overlap=2)
+        programs = cut_programs(two, {"w": jnp.zeros(3)}, batch_for(0, 0), Shared(overlap=2))
         group.call = group.call._replace(programs=programs)
         group.attempt(quorum(1, 2, group_1=(0, 1)))
     assert programs.stages.count == 2

@@ -13,7 +13,7 @@ import pytest
 from jaxft._arrays import _memory
 from jaxft._arrays._memory import result_regions
 from jaxft._heal._store import StateStore
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
@@ -51,7 +51,9 @@ class Joiner:
         self.asked: list[tuple[int, int]] = []
         self.ran: list[str] = []
         grads = printing if prints else grad_fn
-        self.programs = cut_programs(joined(grads, update_fn), state, self.batch_for(0, 0), overlap=overlap)
+        self.programs = cut_programs(
+            joined(grads, update_fn), state, self.batch_for(0, 0), Shared(overlap=overlap)
+        )
         self.held = HeldState(cast(Any, None), StateStore(), OneRank(), STEP, digest_every=1)
         self.held.leaves = self.programs.state_leaves(state)
         self.held.first_step = STEP
