@@ -64,7 +64,6 @@ RARE: dict[str, str] = {
     "another rank failed": "an exchange or a fetch ends in rank 0 because it has failed in another rank",
     "stopped before it began": "a rank learns that an operation has failed elsewhere before it begins that",
     "healed in spans": "a rank fetches its lanes from several ranks of its donors",
-    "ended early": "a job ends with the shorter loops, as too few groups have a longer one",
     "edited otherwise": "a group that has made another edit than the others is evicted, or the job halts",
     "checkpoint failed": "a checkpoint cannot be written",
     "died as it saved": "a group dies while it writes a checkpoint",

@@ -432,7 +432,6 @@ class World:
         """A job ends before the longest loop does only if too few groups are left that go on."""
         longer = [name for name in self.setting.names if (self.end_of(name) or 0) > end]
         regular = [name for name in longer if name not in self.setting.spares]
-        self.sometimes.note("ended early")
         enough = len(regular) >= max(1, self.setting.min_replicas)
         if enough or end not in {self.end_of(name) for name in self.setting.names}:
             raise Violation(
