@@ -8,8 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxft._checkpoints import Checkpoints, _beginning
 from jaxft._checkpoints._beginning import NAME, Beginning
@@ -83,13 +81,6 @@ def test_what_is_damaged_counts_as_none_and_the_log_says_so(
     with caplog.at_level(logging.WARNING, "jaxft"):
         assert _beginning.read(tmp_path) is None
     assert f"{tmp_path / NAME} is damaged" in caplog.text
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    folder = tmp_path_factory.mktemp("any")
-    (folder / NAME).write_bytes(data)
-    assert _beginning.read(folder) is None
 
 
 def test_a_folder_in_its_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -219,11 +219,6 @@ def test_what_cannot_be_right_is_refused(options: dict[str, Any]) -> None:
         Checkpoints(**{"folder": "somewhere", **options})
 
 
-def test_which_steps_are_due() -> None:
-    checkpoints = Checkpoints("somewhere", every_steps=5)
-    assert [step for step in range(12) if checkpoints.due(step)] == [5, 10]
-
-
 @pytest.mark.parametrize("missing", [None, ModuleNotFoundError("No module named 'orbax'")])
 def test_without_orbax(missing: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from jaxft._checkpoints import Checkpoints, _checkpoints, _folder, _orbax
-from jaxft._checkpoints._writer import superseded
 from tests import patience
 from tests.shortages import no_thread_at_first
 
@@ -68,16 +67,6 @@ def test_a_moment_without_a_thread_costs_no_save(tmp_path: Path, monkeypatch: py
     assert {"jaxft-checkpoint", "jaxft-checkpoint-size"} <= refused
 
 
-def test_which_aresuperseded() -> None:
-    none: set[int] = set()
-    assert superseded([5, 10, 15], 15, 1, none) == [5, 10]
-    assert superseded([5, 10, 15], 15, 2, none) == [5]
-    assert superseded([5, 10, 15], 15, 9, none) == []
-    assert superseded([5, 10, 15, 20], 10, 1, none) == [5]  # newer ones are never deleted
-    assert superseded([5, 10, 15], 15, 2, {10}) == []  # a damaged one goes with those older than what is kept
-    assert superseded([5, 10, 15], 15, 2, {5}) == [5]
-
-
 def test_a_save_is_left_out_while_one_runs(
     tmp_path: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,24 +114,6 @@ def test_a_save_is_waited_for_as_long_as_its_bytes_move(
 
     monkeypatch.setattr(_orbax, "write", write_bit_by_bit)
     assert_saved_without_a_warning(tmp_path, timeout_s, caplog)
-
-
-def test_a_disk_that_syncs_file_by_file_gets_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("jaxft._checkpoints._folder.unfinished_bytes", lambda folder: 0)
-    timeout_s, sync = patience.stretched(0.5), os.fsync
-
-    def slowly(descriptor: int) -> None:
-        time.sleep(timeout_s / 16)
-        sync(descriptor)
-
-    monkeypatch.setattr("jaxft._checkpoints._folder.os.fsync", slowly)
-    assert_saved_without_a_warning(tmp_path, timeout_s, caplog)
-
-
-def test_finish_without_a_save() -> None:
-    Checkpoints("somewhere").finish(0.0)
 
 
 def test_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:

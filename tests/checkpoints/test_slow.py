@@ -1,20 +1,15 @@
 """A disk of the checkpoints that does not answer is named by the group whose training thread waits for it."""
 
-import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jaxft._base import _room
 from jaxft._checkpoints import Checkpoints, _beginning, _folder
-from jaxft._checkpoints._beginning import NAME, Beginning
+from jaxft._checkpoints._beginning import Beginning
 from tests import patience
-from tests.shortages import no_threads
 
 BEGUN = Beginning("job", 5, 0, 7)
 
@@ -22,18 +17,6 @@ BEGUN = Beginning("job", 5, 0, 7)
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_folder, "SLOW_WAIT_S", 0.02)
-
-
-def test_a_note_that_the_disk_does_not_give_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    os.mkfifo(tmp_path / NAME)  # to open it takes a writer
-    found: list[object] = []
-    reader = threading.Thread(target=lambda: found.append(_beginning.read(tmp_path)))
-    reader.start()
-    says = f"Still waiting for the disk of the checkpoints, {str(tmp_path)!r}, to say with which state the job began"
-    patience.until(lambda: says in caplog.text, "the line", context=lambda: caplog.text)
-    os.close(os.open(tmp_path / NAME, os.O_WRONLY))
-    patience.join(reader)
-    assert found == [None]
 
 
 @pytest.mark.parametrize(
@@ -74,18 +57,3 @@ def test_a_disk_that_answers_is_not_mentioned(
     assert Checkpoints(tmp_path).steps() == []
     assert not caplog.records
     patience.until(lambda: threading.active_count() <= before, "the timers to end")
-
-
-def test_without_room_for_a_thread_a_disk_is_read_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the line for a slow disk takes a thread."""
-
-    def sleep(seconds: float) -> None:
-        raise AssertionError("it waits for a thread")
-
-    monkeypatch.setattr(_room, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    with no_threads():
-        _beginning.write(tmp_path, BEGUN)
-        assert _beginning.read(tmp_path) == BEGUN
-        assert Checkpoints(tmp_path).steps() == []

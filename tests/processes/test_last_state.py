@@ -19,7 +19,7 @@ def test_another_group_saves_the_last_state_if_the_writer_is_killed(when: str, t
         here.start_coordinator()
         never, held = here.folder / "never", here.folder / "held"
         ends = (
-            ("--die", "saves the last state") if when == "while it saves" else ("--pause", f"{STEPS}:{never}")
+            ("--die", f"saves step {STEPS}") if when == "while it saves" else ("--pause", f"{STEPS}:{never}")
         )
         own = {"group-0": ends, "group-1": ("--pause", f"{STEPS}:{held}")}
         workers = here.start_together(tuple(own), lambda group: (*flags(here, STEPS), *own[group]))
