@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from jaxft._checkpoints._manifest import (
 )
 from jaxft._checkpoints._parts import PartsCopy, check_storable
 from jaxft._checkpoints._reading import read, read_manifest
-from jaxft._checkpoints._writer import Target, follow, is_saved, lead, write
+from jaxft._checkpoints._writer import Target, follow, lead, write
 from jaxft._errors import CannotRestore, ConfigurationError
 
 _T = TypeVar("_T")
@@ -144,29 +145,49 @@ class Checkpoints:
                 "permissions, and the disk."
             ) from error
 
-    def claim(self, job: str, changed: Collection[str] = ()) -> None:
+    def claim(self, job: str, changed: Collection[str] = (), group: Group | None = None) -> None:
         """Try all that a save does, before the first step; and note that the folder is this job's.
 
         Args:
             job: the job's name.
             changed: as for `restore`.
+            group: the processes that are to save together; all of them call this.
 
         Raises:
             ConfigurationError: the folder is another job's, or cannot hold checkpoints; the message says why.
         """
+        group, failure = group or OneProcess(), ""
         try:
             claims = partial(_sharing.claim, self._folder, job, takes_over="job" in changed)
             _folder.with_patience("use the folder of the checkpoints", claims)
+        except ConfigurationError as error:
+            failure = str(error)
         except OSError as error:
-            raise ConfigurationError(
+            failure = (
                 f"The folder {str(self._folder)!r} cannot hold checkpoints: {error.strerror}. A save makes, writes, "
                 "syncs, renames, locks and reads files there. Check that the disk is mounted, has space, is writable "
                 "and has locks (on NFS, a lock service; on Lustre, the mount option flock), or name another folder."
-            ) from error
+            )
+        if not (failure := group.agree("use the folder of the checkpoints", failure)) and group.size > 1:
+            failure = self._unseen(group)
+        if failure:
+            raise ConfigurationError(failure)
 
-    def has(self, step: int, job: str) -> bool:
-        """Whether the step has a complete checkpoint of the job. Raises OSError."""
-        return is_saved(self._folder, step, job, self._damaged)
+    def _unseen(self, group: Group) -> str:
+        """Why the processes of a group do not see the same folder; "" if they do."""
+        number = secrets.randbits(60)
+        if not group.rank:
+            (self._folder / f".seen-{number}").mkdir()
+        number, failure = group.choose("look for a folder of rank 0", number), ""
+        if not (self._folder / f".seen-{number}").is_dir():
+            failure = (
+                f"Rank {group.rank} does not see in {str(self._folder)!r} what rank 0 has made there: put the "
+                "checkpoints on a file system that all processes share."
+            )
+        failure = group.agree("see the same folder of checkpoints", failure)
+        if not group.rank:
+            (self._folder / f".seen-{number}").rmdir()
+        return failure
 
     @MAY_TRANSFER
     def restore(

@@ -67,13 +67,7 @@ class Saving:
         checkpoints = self._config.checkpoints
         if checkpoints is None:
             return
-        failure = ""
-        try:
-            checkpoints.claim(self._config.job, self._changed)
-        except ConfigurationError as error:
-            failure = str(error)
-        if failure := self._group.agree("use the folder of the checkpoints", failure):
-            raise ConfigurationError(failure)
+        checkpoints.claim(self._config.job, self._changed, self._group)
         if self._asked:
             return
         if found := checkpoints.steps():

@@ -14,6 +14,7 @@ import pytest
 
 from jaxft import Checkpoints, ConfigurationError
 from jaxft._checkpoints import _folder, _orbax, _sharing
+from jaxft._checkpoints._group import OneProcess
 from tests import patience
 
 from .states import PATIENCE_S, names, of_optax, saved
@@ -107,6 +108,27 @@ def test_a_folder_that_does_not_do_is_refused_before_the_first_step(
         Checkpoints(tmp_path).claim("docs")
     monkeypatch.undo()
     assert not names(tmp_path), "nothing unfinished is left"
+
+
+class Second(OneProcess):
+    """The second of two processes; rank 0 has made a folder, which this one sees or not."""
+
+    rank, size = 1, 2
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def choose(self, what: str, number: int) -> int:
+        return self.number
+
+
+def test_ranks_must_see_one_folder(tmp_path: Path) -> None:
+    (tmp_path / ".seen-5").mkdir()
+    Checkpoints(tmp_path).claim("docs", group=Second(5))
+    with pytest.raises(
+        ConfigurationError, match=rf"Rank 1 does not see in '{tmp_path}' what rank 0 has made"
+    ):
+        Checkpoints(tmp_path).claim("docs", group=Second(6))
 
 
 def test_a_disk_that_is_away_for_a_moment_is_waited_for(

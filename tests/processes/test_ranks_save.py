@@ -150,19 +150,19 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(
 
 
 @pytest.mark.long
-def test_a_rank_that_does_not_see_the_folder_fails_the_save_and_training_goes_on(
-    undisturbed: str, tmp_path: Path
-) -> None:
+def test_ranks_that_do_not_see_one_folder_are_refused_before_the_first_step(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator("--heartbeat-timeout-ms", "2000")
         saved = ("--checkpoints", str(tmp_path / "saved"), "--checkpoint-every", str(EVERY))
         elsewhere = {1: ("--checkpoints", str(tmp_path / "elsewhere"))}
         group = start_ranks(here, "group-0", 2, ("--steps", str(STEPS), *saved), own=elsewhere)
-        here.until_finished(*group.ranks)
-        assert {worker.digest for worker in group.ranks} == {undisturbed}
-        assert group.leader.says("The checkpoint of step 4 was not written to")
-        assert group.leader.says("rank 1 does not see the folder")
-        assert saved_steps(here) == set()
+        for worker in group.ranks:
+            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
+            assert worker.process.returncode == 1, worker.log()
+            assert not worker.steps()
+        assert group.ranks[1].says("Rank 1 does not see in")
+        assert group.leader.says("put the checkpoints on a file system that all processes share")
+        assert [path.name for path in (tmp_path / "saved").iterdir()] == [".job"]
 
 
 @pytest.mark.long
