@@ -58,6 +58,7 @@ def _many(setting: Setting, rng: random.Random) -> Setting:
         min_replicas=least,
         slow="",
         ranks=(),
+        unreadable=None,
     )
 
 

@@ -23,6 +23,7 @@ class Disk:
         self._world = world
         self._known: Mapping[str, Saved] = {}
         self._before: Mapping[str, Saved] = {}  # without the last record
+        self._last = JOB  # of which job that is
 
     @property
     def saved(self) -> Saved | None:
@@ -54,7 +55,7 @@ class Disk:
             return False
         if why := bounds.problem(record) or _differs(record):
             raise Violation("what is decided can be written down", why)
-        self._before, before = self._known, self.saved
+        self._before, before, self._last = self._known, self.saved, record.job
         self._known = durable.fold(self._known, record)
         if record.job == JOB:
             self._world.truth.durable(before, self.saved)
@@ -82,7 +83,8 @@ class Disk:
         self.has_lied = True
         self._known = self._before
         self._world.sometimes.note("lying disk")
-        self._world.truth.forgets(self.saved)
+        if self._last == JOB:
+            self._world.truth.forgets(self.saved)
 
 
 def _differs(record: Record) -> str:

@@ -27,6 +27,28 @@ BATCH = 100
 # Together these took every rare path when they were chosen. As the protocol changes, seeds take other paths: what
 # they miss then is looked for in as many seeds as there may be.
 RARE_SEEDS = (11905, 1663, 145, 1697, 405, 861, 3662, 39, 401, 445, 3611, 340, 386, 1984, 2125)
+RARE_SEEDS += (
+    600,
+    606,
+    609,
+    614,
+    620,
+    625,
+    644,
+    690,
+    701,
+    732,
+    750,
+    778,
+    781,
+    956,
+    968,
+    998,
+    1223,
+    1436,
+    1520,
+    2041,
+)
 RARE_WITHIN = 4000
 
 
