@@ -91,7 +91,10 @@ class World:
     def run(self) -> None:
         """Run to the good end; see `_run`."""
         usual = bounds.MAX_GONE_BYTES, limits.MAX_JOBS
-        bounds.MAX_GONE_BYTES, limits.MAX_JOBS = self.setting.keeps_bytes, 3 * self.setting.guests + 3
+        # A job that the coordinator has stopped counts as idle: to make room, it is forgotten with its ids.
+        stops = self.setting.refuses or self.setting.raises
+        bounds.MAX_GONE_BYTES = self.setting.keeps_bytes
+        limits.MAX_JOBS = limits.MAX_JOBS if stops else 3 * self.setting.guests + 3
         try:
             self._run()
         finally:
