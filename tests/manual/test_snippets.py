@@ -117,7 +117,7 @@ def test_every_block_runs_here_or_in_another_test() -> None:
     assert used == {*STAGES, *ELSEWHERE}
 
 
-@stage("checkpoints.md", "manager.restore")
+@stage("checkpoints.md", "manager.restore(init_state())")
 def restores(text: str, folder: Path) -> None:
     """Once until a batch fails, and again from the newest checkpoint."""
     data = Batches(SOURCE, shards=8, samples_per_shard=2)
