@@ -24,7 +24,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from jaxft._arrays._ahead import compiled_ahead
+from jaxft._arrays._host_copies import compiled_ahead
 from jaxft._errors import ConfigurationError
 
 # A digest may take this long: 1 % of a step of 100 ms.

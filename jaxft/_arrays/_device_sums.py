@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from jaxft._arrays._ahead import compiled_ahead
-from jaxft._arrays._host_copies import is_accelerator
+from jaxft._arrays._host_copies import compiled_ahead, is_accelerator
 from jaxft._arrays._layout import Layout
 
 _log = logging.getLogger("jaxft")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxft._arrays._ahead import no_mesh
+from jaxft._arrays._host_copies import no_mesh
 from jaxft._arrays._lanes import Lanes, Part, holders
 
 # For each block of a leaf, the lanes that hold it.

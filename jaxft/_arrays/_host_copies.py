@@ -13,18 +13,21 @@ What is in host memory already, as everything on CPU is, is read where it is.
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxft._arrays._memory import aligned_empty
 
 _log = logging.getLogger("jaxft")
 
 _PINNED = "pinned_host"
+_NO_MESH = Mesh(np.empty((), object), ())
 
 Index = tuple[slice, ...]
 
@@ -143,3 +146,32 @@ def _has_pinned(device: Any) -> bool:
 
 def _a_device(array: jax.Array) -> Any:
     return next(iter(array.sharding.addressable_devices))
+
+
+def no_mesh() -> AbstractContextManager[object]:
+    """A context in which no mesh is set.
+
+    Under a mesh that the program has set with `jax.set_mesh`, JAX makes new arrays on all its devices, and a process
+    of several cannot bring these back to one device. Nor does it compile for the mesh's devices in another order.
+    """
+    return jax.set_mesh(_NO_MESH)
+
+
+def compiled_ahead(jitted: Any, *like: Any) -> Callable[..., Any]:
+    """A jitted program, compiled for arguments like these.
+
+    Called through `jax.jit`, a program would be compiled twice: the leaves of a first state are often not committed
+    to their devices, and later ones are. A compiled program takes both, and refuses leaves of int4 whose layout in
+    memory is another, which jit takes: from then on jit is called.
+    """
+    program = jitted.lower(*like).compile()
+
+    def call(*given: Any) -> Any:
+        nonlocal program
+        try:
+            return program(*given)
+        except ValueError:  # raised by the check of the arguments, before anything runs or is donated
+            program = jitted
+            return jitted(*given)
+
+    return call

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxft._arrays._ahead import no_mesh
+from jaxft._arrays._host_copies import no_mesh
 from jaxft._arrays._leaf_types import is_key
 
 

@@ -11,8 +11,8 @@ import xxhash
 from jaxft._exchange import _lane_structs as c
 from jaxft._exchange._compiled import Library
 from jaxft._exchange._frames import HEADER_BYTES, difference
-from jaxft._exchange._lane import PeerLost, Task, Turn
 from jaxft._exchange._links import Links
+from jaxft._exchange._plan import PeerLost, Task, Turn
 from jaxft._transport._seals import Checksums, Connection, Macs
 
 _FAILED = 3  # LANE_FAILED

@@ -42,9 +42,9 @@ from collections.abc import Callable, Iterable
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _compiled
 from jaxft._exchange._compiled_lane import CompiledLane
-from jaxft._exchange._lane import Lane, PeerLost, Task, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._patience import LOOK_S, Patience, Wait
+from jaxft._exchange._plan import Lane, PeerLost, Task, Turn
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._exchange._reduce import usual_floats
 

@@ -27,8 +27,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jaxft_protocol.coordinator.assign import LEAST_MEMBERS
-
 from jaxft._arrays._layout import Layout
 from jaxft._exchange import _plan
 from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, check_dealt, chunk_limit_bytes, cut, part_of
@@ -61,19 +59,6 @@ class Grid:
         """The members of a member's column; none if it has no column."""
         position = self.row_of(member).index(member)
         return tuple(row[position] for row in self.rows) if position < self.columns else ()
-
-
-def is_large(members: int) -> bool:
-    """Whether a quorum of this size exchanges in rows and columns. All its members know the size."""
-    return members >= LEAST_MEMBERS
-
-
-def peers_of_each(members: int) -> int:
-    """To how many others a member of a quorum is connected, at most."""
-    if not is_large(members):
-        return members - 1
-    grid = Grid.of(members)
-    return max(map(len, grid.rows)) + len(grid.rows) - 2
 
 
 @dataclass(frozen=True, slots=True)

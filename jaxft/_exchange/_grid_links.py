@@ -6,17 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from jaxft_protocol.coordinator.assign import LEAST_MEMBERS
 
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange._exchange import exchange_into
-from jaxft._exchange._grid import Grid, Rounds, is_large
-from jaxft._exchange._lane import Lane, Task
+from jaxft._exchange._grid import Grid, Rounds
 from jaxft._exchange._links import Links, Peer, open_all
-from jaxft._exchange._node_values import Sliced
-from jaxft._exchange._partials import Partials
+from jaxft._exchange._partials import Partials, Sliced
 from jaxft._exchange._patience import LOOK_S, Patience
-from jaxft._exchange._plan import value_dtype
+from jaxft._exchange._plan import Lane, Task, value_dtype
 from jaxft._transport._listener import Connection, Listener
 from jaxft._transport._sockets import Abort
 
@@ -29,6 +28,19 @@ LATER_PATIENCE = 0.25
 
 # Makes the limit on a time without progress, with so many seconds more than usual.
 MakePatience = Callable[[float], Patience]
+
+
+def is_large(members: int) -> bool:
+    """Whether a quorum of this size exchanges in rows and columns. All its members know the size."""
+    return members >= LEAST_MEMBERS
+
+
+def peers_of_each(members: int) -> int:
+    """To how many others a member of a quorum is connected, at most."""
+    if not is_large(members):
+        return members - 1
+    grid = Grid.of(members)
+    return max(map(len, grid.rows)) + len(grid.rows) - 2
 
 
 @dataclass

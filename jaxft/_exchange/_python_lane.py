@@ -5,9 +5,8 @@ import time
 from collections.abc import Iterable, Iterator
 
 from jaxft._exchange._channel import Channel, Frame
-from jaxft._exchange._lane import PeerLost, Task, Turn
 from jaxft._exchange._links import Links
-from jaxft._exchange._plan import Planned, partials_to, results_from
+from jaxft._exchange._plan import PeerLost, Planned, Task, Turn, partials_to, results_from
 from jaxft._exchange._reducer import Reducer
 
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import aligned_empty
-from jaxft._exchange._node_values import Sliced
-from jaxft._exchange._partials import Partials
+from jaxft._exchange._partials import Partials, Sliced
 from jaxft._exchange._plan import WINDOW, Chunk, Plan, Planned, value_dtype
 from jaxft._exchange._reduce import combine_into, sum_into
 from jaxft._exchange._tree import Node

@@ -14,8 +14,7 @@ from jaxft._arrays._memory import aligned_empty
 from jaxft._exchange import _lane_structs as c
 from jaxft._exchange._compiled import address, code, divisor, tree_program
 from jaxft._exchange._frames import HEADER_BYTES, Stamp
-from jaxft._exchange._node_values import Sliced
-from jaxft._exchange._partials import Partials
+from jaxft._exchange._partials import Partials, Sliced
 from jaxft._exchange._plan import CHUNK_BYTES, Chunk, Plan, Planned, partials_to, results_from
 from jaxft._exchange._reducer import Scratch, in_place_node, room, window_of
 from jaxft._exchange._tree import Node, root

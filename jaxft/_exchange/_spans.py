@@ -24,9 +24,8 @@ from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
 from jaxft._exchange._grid_links import AnyLinks, MakePatience, exchange_over
-from jaxft._exchange._lane import Task
 from jaxft._exchange._partials import Partials
-from jaxft._exchange._plan import strands_of
+from jaxft._exchange._plan import Task, strands_of
 from jaxft._transport._sockets import Abort, wait_flags
 from jaxft._transport._threads import Team
 

@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 from jax.sharding import Sharding
 
-from jaxft._arrays._ahead import no_mesh
 from jaxft._arrays._device_digest import StateDigest
+from jaxft._arrays._host_copies import no_mesh
 from jaxft._arrays._lanes import device_order
 from jaxft._arrays._leaf_types import is_key
 from jaxft._errors import ConfigurationError

@@ -19,8 +19,7 @@ from jaxft_protocol.replica.state import Applied, Attempt, ExchangeBroke, Exchan
 
 from jaxft._base._calls import ctrl_c_later
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange._grid import peers_of_each
-from jaxft._exchange._grid_links import AnyLinks, open_links
+from jaxft._exchange._grid_links import AnyLinks, open_links, peers_of_each
 from jaxft._exchange._links import Peer
 from jaxft._exchange._patience import LongWaits, Patience
 from jaxft._exchange._plan import strands_of

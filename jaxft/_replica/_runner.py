@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
-from jaxft_protocol.messages import Step
+from jaxft_protocol.messages import NewQuorum, Step
 from jaxft_protocol.names import ENDED, natural_key
 from jaxft_protocol.replica.state import (
     Apply,
@@ -46,7 +46,6 @@ from jaxft._replica._membership import Membership
 from jaxft._replica._raised import Raising, report_by
 from jaxft._replica._saving import Saving
 from jaxft._replica._steps import LoopWatch
-from jaxft._replica._writer import Writer
 from jaxft._report import Record, StepReport
 from jaxft._session._mailbox import Mailbox
 from jaxft._session._session import error_of
@@ -227,7 +226,8 @@ class Runner:
                     self._taken = (number - 1, None)  # the next call continues from here
                     return
                 case Attempt(quorum, step):
-                    self._saving.note_beginning(quorum)
+                    if self._config.checkpoints is not None:
+                        self._saving.note_beginning(quorum)
                     self._attempts.attempt(call, quorum, step, record)
                 case Apply(_, step) if step < self._held.step:
                     continue  # already applied; the stream broke before the session's thread got the report
@@ -267,7 +267,8 @@ class Runner:
         record.attempts = max(1, record.attempts)
         with ctrl_c_later():  # no later call knows that this state is to be saved
             self._attempts.apply(call, step, record)
-            self._saving.save_if_due(call.programs, record.members)
+            if self._config.checkpoints is not None:
+                self._saving.save_if_due(call.programs, record.members)
         record.apply_s = time.perf_counter() - began_s
         self._warn_of_ended(record, step)
 
@@ -336,3 +337,36 @@ class Runner:
             f"job {self._config.job!r} finished at step {step}, and all groups that held its state have left; group "
             f"{self._config.group!r} is at step {self._held.step}. For another run, choose another job name."
         )
+
+
+class Writer:
+    """Which group writes for the job: logs, plots, evaluations, files of the user's.
+
+    It is the first member of the quorum that has committed the state, as for checkpoints. One quorum commits a state,
+    so each step has at most one writer. A group that the job has since continued without, as during a long
+    evaluation, is no longer the writer.
+    """
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._name = ""
+
+    @property
+    def name(self) -> str:
+        """The writer of the state that this group holds; "" if that is not known."""
+        return self._name
+
+    def committed(self, members: tuple[str, ...], step: int) -> None:
+        """State `step` was committed by a quorum of these groups; of none, if this group has healed to it."""
+        before, self._name = self._name, members[0] if members else ""
+        if before == self._name or self._group not in (before, self._name):
+            return
+        now = "writes" if self._name == self._group else "no longer writes"
+        why = {self._group: "", "": ": it has healed"}.get(self._name, f": {self._name} does")
+        _log.info("[jaxft %s] %s for the job, from step %d on%s", self._group, now, step, why)
+
+    def is_it(self, quorum: NewQuorum | None) -> bool:
+        """Whether this group is the writer, and `quorum`, the one in force, still has it."""
+        if self._name != self._group or quorum is None:
+            return False
+        return any(member.group == self._group for member in quorum.members)

@@ -14,10 +14,10 @@ import numpy as np
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._exchange._exchange import exchange_into
-from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._plan import Task
 from jaxft._exchange._tree import Node
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort

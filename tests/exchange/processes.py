@@ -14,7 +14,7 @@ import numpy as np
 from jaxft._arrays._layout import Layout
 from jaxft._arrays._pieces import Pieces
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import _compiled, _grid, _patience, _plan
+from jaxft._exchange import _compiled, _grid_links, _patience, _plan
 from jaxft._exchange._grid_links import AnyLinks, open_links
 from jaxft._exchange._links import Peer
 from jaxft._exchange._partials import Partials
@@ -57,7 +57,7 @@ class _Process:
         self.layout = Layout.of(BIG)
         self.partials = Partials(self.layout, total)
         self.strands = strands
-        _grid.LEAST_MEMBERS = large
+        _grid_links.LEAST_MEMBERS = large
         _plan.STRAND_BYTES = self.layout.size_bytes // strands
         self.links: SpanLinks | None = None
 
@@ -119,7 +119,7 @@ def digest(arrays: Sequence[np.ndarray]) -> str:
 
 class Member(Actor):
     def __init__(
-        self, number: int, total: int, lane: str, strands: int = 1, large: int = _grid.LEAST_MEMBERS
+        self, number: int, total: int, lane: str, strands: int = 1, large: int = _grid_links.LEAST_MEMBERS
     ) -> None:
         super().__init__(_Process, number, total, lane, strands, large)
         self.group = f"group-{number}"
@@ -127,7 +127,11 @@ class Member(Actor):
 
 @contextmanager
 def started(
-    shards: Sequence[Sequence[int]], total: int, lane: str, strands: int = 1, large: int = _grid.LEAST_MEMBERS
+    shards: Sequence[Sequence[int]],
+    total: int,
+    lane: str,
+    strands: int = 1,
+    large: int = _grid_links.LEAST_MEMBERS,
 ) -> Iterator[list[Member]]:
     """Processes that hold these shards, and exchange with this lane, in so many strands.
 

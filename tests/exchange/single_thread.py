@@ -13,9 +13,9 @@ from jaxft._arrays._layout import Layout
 from jaxft._arrays._memory import result_regions
 from jaxft._exchange import _compiled, _plan, _reducer
 from jaxft._exchange._compiled_lane import CompiledLane
-from jaxft._exchange._lane import Lane, Task, Turn
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._plan import Lane, Task, Turn
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort

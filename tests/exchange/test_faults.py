@@ -22,11 +22,10 @@ from jaxft._errors import ExchangeFailed
 from jaxft._exchange import _exchange, _patience, _reducer
 from jaxft._exchange._exchange import exchange_into
 from jaxft._exchange._frames import PARTIAL, VERSION, Stamp, tag
-from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import LongWaits, Patience
-from jaxft._exchange._plan import Plan, partials_to, results_from
+from jaxft._exchange._plan import Plan, Task, partials_to, results_from
 from jaxft._transport._seals import Checksums, Connection
 from jaxft._transport._sockets import Abort
 from tests import patience

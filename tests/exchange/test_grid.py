@@ -22,15 +22,14 @@ from jaxft_protocol.credentials import DataKey
 from jaxft._arrays._layout import DTYPES, Layout, LeafSpec
 from jaxft._arrays._memory import leaves_of, result_regions
 from jaxft._errors import ExchangeFailed
-from jaxft._exchange import _compiled, _exchange, _grid
+from jaxft._exchange import _compiled, _exchange, _grid_links
 from jaxft._exchange._compiled_lane import CompiledLane
-from jaxft._exchange._grid import Grid, Rounds, peers_of_each
-from jaxft._exchange._grid_links import AnyLinks, GridLinks, exchange_over, open_links
-from jaxft._exchange._lane import PeerLost, Task, Turn
+from jaxft._exchange._grid import Grid, Rounds
+from jaxft._exchange._grid_links import AnyLinks, GridLinks, exchange_over, open_links, peers_of_each
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
-from jaxft._exchange._plan import WINDOW, value_dtype
+from jaxft._exchange._plan import WINDOW, PeerLost, Task, Turn, value_dtype
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._listener import Listener
 from jaxft._transport._seals import Connection
@@ -538,7 +537,7 @@ def check(links: dict[int, AnyLinks]) -> None:
 
 
 def test_connections_of_rows_and_columns_stay_where_neighbours_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    monkeypatch.setattr(_grid_links, "LEAST_MEMBERS", 4)
     everyone = list(range(6))  # two rows of three
     with listeners(6) as made:
         links = quorum_of(made, 1, everyone, {})
@@ -569,7 +568,7 @@ def test_what_no_one_has_read_is_skipped_in_the_next_exchange_and_at_a_new_quoru
     key: DataKey | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That bytes move is also said to those who then receive nothing else over that connection."""
-    monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    monkeypatch.setattr(_grid_links, "LEAST_MEMBERS", 4)
     everyone = list(range(6))
     with listeners(6, key) as made:
         links = quorum_of(made, 1, everyone, {})
@@ -619,7 +618,7 @@ def open_sockets() -> int:
 
 def test_nothing_is_left_open_where_some_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """group-2 does not come to the second quorum: it is in the column of group-0 and in the row of group-3."""
-    monkeypatch.setattr(_grid, "LEAST_MEMBERS", 4)
+    monkeypatch.setattr(_grid_links, "LEAST_MEMBERS", 4)
     before = open_sockets()
     with listeners(4) as made:
         links = quorum_of(made, 1, range(4), {})

@@ -17,8 +17,8 @@ from jaxft._arrays._memory import leaves_of
 from jaxft._exchange import _compiled, _compiled_lane
 from jaxft._exchange._compiled import address
 from jaxft._exchange._frames import VERSION
-from jaxft._exchange._lane import PeerLost
 from jaxft._exchange._partials import Partials
+from jaxft._exchange._plan import PeerLost
 from jaxft._exchange._python_lane import PythonLane
 from jaxft._transport._seals import Connection
 

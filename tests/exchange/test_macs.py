@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxft._arrays._layout import Layout, LeafSpec
 from jaxft._exchange import _compiled
 from jaxft._exchange._frames import HEADER_BYTES, PARTIAL, RESULT
-from jaxft._exchange._lane import PeerLost
+from jaxft._exchange._plan import PeerLost
 from jaxft._transport._seals import Connection, Macs
 from tests.exchange.lanes import INSTRUCTIONS, loaded
 from tests.exchange.members import MIXED, assert_same_bits, partials_of, reference_means

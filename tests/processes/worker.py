@@ -26,7 +26,7 @@ from jax._src.lib import _jax
 
 import jaxft
 import lab._rank_caches  # noqa: F401  (ranks keep what they compile)
-from jaxft._exchange import _grid
+from jaxft._exchange import _grid_links
 from jaxft._replica import _joining
 from tests.accelerators import pretend
 
@@ -290,7 +290,7 @@ def main() -> None:
     if arguments.accelerator:
         pretend(bucket_bytes=arguments.accelerator)
     if arguments.rows_from:
-        _grid.LEAST_MEMBERS = arguments.rows_from
+        _grid_links.LEAST_MEMBERS = arguments.rows_from
     if arguments.data_plane:
         _joining.DATA_PLANE_VERSION = arguments.data_plane
     if arguments.precision:

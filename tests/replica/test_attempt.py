@@ -18,10 +18,10 @@ import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
 from jaxft._exchange._grid_links import AnyLinks, MakePatience
-from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._plan import Task
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs

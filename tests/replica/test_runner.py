@@ -17,10 +17,10 @@ from jaxft._arrays._memory import result_regions
 from jaxft._errors import JobFinished
 from jaxft._exchange import _grid_links
 from jaxft._exchange._exchange import exchange_into
-from jaxft._exchange._lane import Task
 from jaxft._exchange._links import Links, Peer
 from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
+from jaxft._exchange._plan import Task
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import cut_programs
 from jaxft._programs._trace import joined

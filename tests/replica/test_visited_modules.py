@@ -13,7 +13,7 @@ import jaxft
 from tests import patience
 from tests.clusters import cluster
 
-MOST = 52
+MOST = 45
 STEPS = 12
 
 

@@ -6,7 +6,7 @@ import pytest
 from jaxft_protocol.messages import GroupName, Incarnation, Member, NewQuorum, QuorumId, Step
 
 import jaxft
-from jaxft._replica._writer import Writer
+from jaxft._replica._runner import Writer
 from jaxft._report import Record
 
 
