@@ -76,8 +76,12 @@ def test_make_works_in_a_folder_with_a_space(tmp_path: Path) -> None:
     clone = tmp_path / "some dir" / "a clone"
     (clone / ".venv" / "bin").mkdir(parents=True)
     (clone / "coordinator").mkdir()
+    (clone / "launcher").mkdir()
     (clone / "protocol").mkdir()
-    for name in ("Makefile", "pyproject.toml", "coordinator/pyproject.toml", "protocol/pyproject.toml"):
+    for name in (
+        "Makefile",
+        *(f"{each}pyproject.toml" for each in ("", "coordinator/", "launcher/", "protocol/")),
+    ):
         (clone / name).write_text((ROOT / name).read_text())
     (clone / ".venv" / ".installed").touch()
     for name in ("jaxft", "pytest", "python", "ruff", "pyright", "lint-imports"):

@@ -82,9 +82,6 @@ def exit_with_status_of(command: Callable[[], int]) -> NoReturn:
     except JaxftError as error:
         print(f"jaxft: {error}", file=sys.stderr)
         sys.exit(error.status if isinstance(error, LaunchError) else 1)
-    except KeyboardInterrupt:
-        print("jaxft: interrupted; all processes that it started have been ended", file=sys.stderr)
-        sys.exit(INTERRUPTED)
 
 
 def _launch(arguments: list[str]) -> NoReturn:

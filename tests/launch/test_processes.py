@@ -92,13 +92,16 @@ def test_leaving_by_an_error_ends_every_process_at_once(
 
 
 def test_what_a_child_has_started_ends_with_it(processes: Processes) -> None:
-    """Such as the interpreter within a shell's script."""
+    """What a Python program has started may end by itself first, such as the tracker of its shared memory."""
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-S', *{WAITER!r}])"
     with processes:
-        shell = start(processes, "shell", ("-c", script))
-        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children")
+        program = start(processes, "program", ("-c", script))
+        children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
         (inner,) = map(int, children.read_text().split())
-        shell.kill()
+        program.kill()
+        assert program.wait(patience.FAR_S)
+        assert exists(inner)
+        program.kill_rest()
         wait_until(lambda: not exists(inner))
 
 

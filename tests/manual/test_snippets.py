@@ -401,7 +401,8 @@ def trains_adapters_of_frozen_weights(text: str, folder: Path) -> None:
     given = {"jax": jax, "nnx": nnx, "optax": optax, "jaxft": jaxft}
     made = ran(text, **given, model=model, loss_fn=loss_fn, optimizer=optimizer)
     step = jaxft.fault_tolerant(made.train_step, None, shards=2)
-    state: Any = made.adapters, optimizer.init(made.adapters)
+    key = (jax.random.key(0),) if "key" in text else ()
+    state: Any = made.adapters, optimizer.init(made.adapters), *key
     losses: list[float] = []
     for _ in range(4):
         state, metrics = step(state, lambda step, shard: np.ones((4, 3), np.float32))
@@ -452,14 +453,12 @@ def accumulates(text: str, folder: Path) -> None:
 def shows_its_loss(text: str, folder: Path) -> None:
     shown = []
 
-    def step(state: Any, batch_for: Any) -> tuple[Any, Any]:
-        manager.step += 1
-        return state, {"loss": jnp.float32(manager.step)}
+    def step(state: int, batch_for: Any) -> tuple[int, Any]:
+        return state + 1, {"loss": jnp.float32(state)}
 
-    manager = SimpleNamespace(step=0, show=lambda **values: shown.append(values))
-    for _ in range(20):
-        ran(text, step=step, state=None, batch_for=None, manager=manager)
-    assert shown == [{"loss": 10.0}, {"loss": 20.0}]
+    manager = SimpleNamespace(steps=range, show=lambda **values: shown.append(values))
+    ran(text, step=step, state=0, batch_for=None, manager=manager, total_steps=20)
+    assert shown == [{"loss": 0.0}, {"loss": 10.0}]
 
 
 @stage("operate.md", "logging.basicConfig")

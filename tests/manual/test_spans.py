@@ -40,7 +40,11 @@ def problems(text: str) -> Iterator[str]:
         elif words[:2] == ["python", "-m"] and "." in span:
             if not any((ROOT / words[2].replace(".", "/")).with_suffix(end).exists() for end in (".py", "")):
                 yield f"{span}: there is no such module"
-        elif words[0] == "jaxft" and len(words) > 1 and ("jaxft", words[1]) not in PARSERS:
+        elif (
+            words[0] == "jaxft"
+            and len(words) > 1
+            and words[1] not in {prefix[1] for prefix in PARSERS if len(prefix) > 1}
+        ):
             yield f"{span}: jaxft has no command {words[1]}"
         yield from (
             f"{span}: {flag} does not exist" for flag in FLAG.findall(span) if not _exists(flag, words)

@@ -215,4 +215,4 @@ def test_a_group_back_from_a_long_sleep_heals_whatever_it_believed(undisturbed: 
         last.touch()
         here.until_finished(sleeper, *others)
         assert {worker.digest for worker in (sleeper, *others)} == {undisturbed}
-        assert "evicts group-1: no heartbeat" in here.coordinator_log.read_text()
+        assert "lost group-1 (no heartbeat for" in here.coordinator_log.read_text()

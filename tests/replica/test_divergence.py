@@ -62,7 +62,7 @@ def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes
     leaf = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=placed)
     with jax.set_mesh(mesh) if named == "by set_mesh" else contextlib.nullcontext():
         closed = jax.make_jaxpr(lambda state, batch: train_step(state, batch)[0])(leaf, leaf)
-    parts = cut(closed, ["w"], ["x"], lambda old, new: True)
+    parts = cut(closed, (["w"], ["x"]), lambda old, new: True)
     return fingerprint_of(parts.programs, meshes=meshes)
 
 

@@ -44,7 +44,7 @@ def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.Monk
     terms: list[int] = []
 
     async def life(port: int, unix_s: float, session: Session | None) -> tuple[int, Session]:
-        monkeypatch.setattr("jaxft_coordinator.shell._jobs.time", _Clock(unix_s))
+        monkeypatch.setattr("jaxft_coordinator.shell._leading.time", _Clock(unix_s))
         server = Server(f"localhost:{port}", Options(join_timeout_s=60.0, founding_wait_s=0.0))
         await server.start()
         if session is None:
