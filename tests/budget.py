@@ -19,6 +19,7 @@ import jaxft
 from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.client._drain import DrainOptions
 from jaxft_launch.client._status import StatusOptions
+from jaxft_launch.plan.plan import PlanOptions
 from jaxft_launch.storm.chaos import ChaosOptions
 from jaxft_launch.supervise._options import LaunchOptions
 from tests import words
@@ -34,6 +35,7 @@ COMMANDS = (
     DoctorOptions,
     DrainOptions,
     LaunchOptions,
+    PlanOptions,
     StatusOptions,
 )
 GENERATED = re.compile(r"_pb2(_grpc)?\.py$")

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # Each part: the folders and files of its tests. A marker of that name selects it.
 PARTS = {
-    "launcher": ("launch", "chaos", "check", "figures"),
+    "launcher": ("launch", "chaos", "check", "figures", "plan"),
     "manual": ("manual", "deployment", "test_docs.py", "test_porting.py", "test_readme.py", "test_words.py"),
     "examples": ("examples", "loops", "accelerator"),
 }

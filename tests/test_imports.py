@@ -55,6 +55,7 @@ def test_what_needs_no_options_does_not_import_their_parser(words: list[str]) ->
         ["drain", "--help"],
         ["drain", "group-0", "--job", "toy", *NOWHERE],
         ["doctor", "--help"],
+        ["plan", "--groups", "8"],
         ["chaos", "--no-such-option"],
     ],
 )

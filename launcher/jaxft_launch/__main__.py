@@ -23,6 +23,7 @@ HELP = """usage: jaxft launch [options] -- program [arguments...]
        jaxft drain GROUP [--job JOB]
        jaxft doctor [options]
        jaxft check gpu|disk|memory [options]
+       jaxft plan [options]
        jaxft --version
 
 Fault-tolerant training for JAX.
@@ -33,6 +34,7 @@ status    show the jobs of a coordinator, and their groups: jaxft status --help
 drain     let a group finish its step, hand over its place, and end: jaxft drain --help
 doctor    check whether a group could train on this machine: jaxft doctor --help
 check     check devices, a disk or memory, as a plugin of Nagios: jaxft check --help
+plan      predict the goodput of a job, and what it needs: jaxft plan --help
 """
 INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
 
@@ -66,6 +68,8 @@ def _run(arguments: Sequence[str] | None) -> None:
             _doctor(rest)
         case ["check", *rest]:
             _check(rest)
+        case ["plan", *rest]:
+            _plan(rest)
         case other:
             print(HELP, end="", file=sys.stderr)
             if other:
@@ -128,6 +132,13 @@ def _check(arguments: list[str]) -> NoReturn:
     from jaxft_launch.check._check import run_check
 
     exit_with_status_of(lambda: run_check(arguments))
+
+
+def _plan(arguments: list[str]) -> NoReturn:
+    from jaxft_launch.plan.plan import PlanOptions, run_plan
+
+    options = _parsed(PlanOptions, "jaxft plan", arguments)
+    exit_with_status_of(lambda: run_plan(options))
 
 
 def _parsed(options: type[_Options], command: str, arguments: list[str]) -> _Options:

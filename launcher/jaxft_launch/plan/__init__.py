@@ -1,0 +1,1 @@
+"""The command `jaxft plan`: a job's goodput and needs, before its machines are booked."""

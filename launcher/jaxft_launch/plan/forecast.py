@@ -1,0 +1,265 @@
+"""Predict a job: goodput in time and in cost for each strategy, and which input matters.
+
+*Time* is the share of wall time that advances the training at full speed, *cost* the share of the paid devices' time:
+spares are paid for. At full speed all groups train, with no failure and a free exchange.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jaxft_launch.plan import forms
+from jaxft_launch.plan.job import LONGEST_INTERVAL_S, Job
+
+# Published rates differ by about this much from one cluster and month to the next.
+UNCERTAINTY = 0.25
+RESTART, DROPPED = "checkpoint-restart", "dropped replicas"
+# Spares so that this share of the time no place is empty.
+FILLED = 0.99
+LEAST_MTBF_DAYS, MOST_MTBF_DAYS = 0.01, 1e5
+VARIED = (
+    "mtbf_node_days",
+    "return_s",
+    "step_s",
+    "link_gbits",
+    "save_s",
+    "shards_per_group",
+    "groups",
+    "params",
+    "exchange_threads",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A strategy's result.
+
+    Attributes:
+        time, low, high: goodput in time; P10 and P90 for failure rates that are 25 % higher and lower.
+        cost: goodput for each device that is paid.
+        interval_s: the best time between checkpoints.
+        device_hours: for 1,000 steps.
+    """
+
+    name: str
+    spares: int
+    time: float
+    low: float
+    high: float
+    cost: float
+    interval_s: float
+    device_hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Swing:
+    """A goodput with 25 % less and with 25 % more of one input."""
+
+    name: str
+    less: float
+    more: float
+
+    @property
+    def size(self) -> float:
+        return abs(self.more - self.less)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """Where a strategy overtakes another: below this MTBF of a node, in days; None: nowhere."""
+
+    winner: str
+    loser: str
+    time_days: float | None
+    cost_days: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    job: Job
+    outcomes: tuple[Outcome, ...]
+    swings: tuple[Swing, ...]
+    break_evens: tuple[BreakEven, ...]
+    sizes: tuple[tuple[Job, Outcome], ...]
+
+    def outcome(self, name: str) -> Outcome:
+        return next(each for each in self.outcomes if each.name == name)
+
+    @property
+    def cheapest(self) -> Outcome:
+        return max(self.outcomes, key=lambda each: each.cost)
+
+    @property
+    def fastest(self) -> Outcome:
+        return max(self.outcomes, key=lambda each: each.time)
+
+
+def forecast(job: Job) -> Forecast:
+    """Compare the strategies for a job."""
+    counts = sorted({0, 1, enough_spares(job)})
+    outcomes = (
+        outcome(RESTART, job),
+        outcome(DROPPED, job),
+        *(outcome(exact_name(count), job) for count in counts),
+    )
+    best = max(outcomes[2:], key=lambda each: each.cost).name
+    swings = (_swing(best, job, name) for name in VARIED)
+    return Forecast(
+        job,
+        outcomes,
+        tuple(sorted(swings, key=lambda each: -each.size)),
+        (
+            _break_even(exact_name(0), RESTART, job),
+            _break_even(exact_name(1), RESTART, job),
+            _break_even(exact_name(0), DROPPED, job),
+            _break_even(exact_name(1), exact_name(0), job),
+        ),
+        tuple((each, outcome(best, each)) for each in _sizes(job)),
+    )
+
+
+def exact_name(spares: int) -> str:
+    return f"jaxft, {spares} spare{'' if spares == 1 else 's'}"
+
+
+def enough_spares(job: Job) -> int:
+    """Return the least number of spares, two at least, that keep all places filled nearly always."""
+    for spares in range(2, job.groups + 1):
+        shares = forms.away(job.groups + spares, job.group_failures, job.back_s)
+        if sum(shares[: spares + 1]) >= FILLED:
+            return spares
+    return max(2, job.groups)
+
+
+def outcome(name: str, job: Job) -> Outcome:
+    """Return the result of a strategy, by its name."""
+    spares = _spares(name)
+    time = goodput(name, job)
+    paid = (job.groups + spares) / job.groups
+    hours = math.inf
+    if time > 0.0:
+        hours = 1000 * job.step_s / 3600 * job.groups * job.devices_per_group * paid / time
+    return Outcome(
+        name=name,
+        spares=spares,
+        time=time,
+        low=goodput(name, job.scaled(mtbf_node_days=1.0 / (1.0 + UNCERTAINTY))),
+        high=goodput(name, job.scaled(mtbf_node_days=1.0 / (1.0 - UNCERTAINTY))),
+        cost=time / paid,
+        interval_s=checkpoint_interval_s(name, job),
+        device_hours=hours,
+    )
+
+
+def goodput(name: str, job: Job) -> float:
+    """Return the goodput in time of a strategy."""
+    if name == RESTART:
+        return _restart(job)
+    return _dropped(job) if name == DROPPED else exact(job, _spares(name))
+
+
+def exact(job: Job, spares: int) -> float:
+    """Return the goodput in time of exact replicas: the present groups do every step.
+
+    A failure costs its detection, the lost shards, and another exchange. Spares fill the places of lost groups. When
+    none is left, the others take the shards, and a step takes as long as the group with most of them.
+    """
+    if spares or job.groups == 1:
+        redo_s = job.round_s
+    else:
+        redo_s = job.round_s * math.ceil(job.shards_per_group / (job.groups - 1)) / job.shards_per_group
+    lost_s = job.detect_s + redo_s + job.exchange_s
+
+    def speed(present: int) -> float:
+        return forms.exact_speed(job.groups, present, job.shards_per_group)
+
+    return _replicas(job, spares, lost_s, speed)
+
+
+def _dropped(job: Job) -> float:
+    """Return the goodput in time of dropped replicas, as in TorchFT.
+
+    A failure costs its detection and the whole step, and all wait while the returning group fetches the state.
+    """
+    lost_s = job.detect_s + job.round_s + job.exchange_s + job.heal_s
+    return _replicas(job, 0, lost_s, lambda present: forms.dropped_speed(job.groups, present))
+
+
+def _replicas(job: Job, spares: int, lost_s: float, speed: Callable[[int], float]) -> float:
+    shares = forms.away(job.groups + spares, job.group_failures, job.back_s)
+    standing = max(0.0, 1.0 - job.failures * lost_s)
+    steady = job.round_s / (job.round_s + job.exchange_s)
+    all_lost_s = _all_lost_s(job, spares)
+    saved = forms.restart_goodput(_interval_s(job, all_lost_s), job.save_s, all_lost_s, job.return_s)
+    if math.isinf(all_lost_s):
+        saved = LONGEST_INTERVAL_S / (LONGEST_INTERVAL_S + job.save_s)
+    return steady * standing * saved * forms.mean_speed(shares, job.groups, spares, speed)
+
+
+def _restart(job: Job) -> float:
+    """Return the goodput in time of one job that restarts as a whole; its collectives need no processor."""
+    mtbf_s = 1.0 / job.failures
+    steady = job.round_s / (job.round_s + job.link_s)
+    best_s = forms.best_interval_s(job.save_s, mtbf_s, job.return_s)
+    if not best_s:
+        return steady * math.exp(-job.return_s / mtbf_s)
+    return steady * forms.restart_goodput(best_s, job.save_s, mtbf_s, job.return_s)
+
+
+def checkpoint_interval_s(name: str, job: Job) -> float:
+    """Return the best time between checkpoints; with replicas, only the loss of all groups needs one."""
+    if name == RESTART:
+        return forms.best_interval_s(job.save_s, 1.0 / job.failures, job.return_s)
+    return _interval_s(job, _all_lost_s(job, _spares(name)))
+
+
+def _interval_s(job: Job, all_lost_s: float) -> float:
+    return min(LONGEST_INTERVAL_S, max(forms.young_s(job.save_s, all_lost_s), job.round_s))
+
+
+def _all_lost_s(job: Job, spares: int) -> float:
+    return forms.all_lost_mtbf_s(job.groups + spares, job.group_failures, job.back_s)
+
+
+def _spares(name: str) -> int:
+    return int(name.split()[1]) if name.startswith("jaxft") else 0
+
+
+def _swing(name: str, job: Job, varied: str) -> Swing:
+    def cost(factor: float) -> float:
+        return outcome(name, job.scaled(**{varied: factor})).cost
+
+    return Swing(varied, cost(1.0 - UNCERTAINTY), cost(1.0 + UNCERTAINTY))
+
+
+def _break_even(winner: str, loser: str, job: Job) -> BreakEven:
+    paid = (job.groups + _spares(winner)) / (job.groups + _spares(loser))
+
+    def by_time(days: float) -> float:
+        at = replace(job, mtbf_node_days=days)
+        return goodput(winner, at) - goodput(loser, at)
+
+    def by_cost(days: float) -> float:
+        at = replace(job, mtbf_node_days=days)
+        return goodput(winner, at) / paid - goodput(loser, at)
+
+    return BreakEven(winner, loser, _from_above(by_time), _from_above(by_cost))
+
+
+def _from_above(lead: Callable[[float], float]) -> float | None:
+    """Return the highest MTBF at which the lead changes hands; infinity if the winner leads from the start."""
+    if lead(MOST_MTBF_DAYS) > 0.0:
+        return math.inf
+    found = forms.crossing(lambda rate: lead(1.0 / rate), 1.0 / MOST_MTBF_DAYS, 1.0 / LEAST_MTBF_DAYS)
+    return None if found is None else 1.0 / found
+
+
+def _sizes(job: Job) -> list[Job]:
+    """Return the same devices as half as many and as twice as many groups."""
+    found: list[Job] = []
+    for factor in (0.5, 1.0, 2.0):
+        groups, devices = job.groups * factor, job.devices_per_group / factor
+        if groups >= 2 and groups == int(groups) and devices >= 1 and devices == int(devices):
+            # Larger groups compute their larger part of the batch in the same time.
+            found.append(replace(job, groups=int(groups), devices_per_group=int(devices)))
+    return found
