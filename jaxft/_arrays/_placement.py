@@ -14,7 +14,7 @@ from jaxft._arrays._leaf_types import is_key
 def place(
     arrays: Sequence[np.ndarray], like: Sequence[Any], consumed: Collection[int] = ()
 ) -> list[jax.Array]:
-    """Place host arrays like the leaves of `like`, one after another. On the CPU backend this does not copy.
+    """Place host arrays like the leaves of `like`. On the CPU backend this does not copy.
 
     An array whose leaf in `like` is not committed is not committed either: programs that span a mesh accept it, but
     would refuse one that is committed to a single device. A weak type, which is part of a program's signature, stays.
@@ -22,13 +22,22 @@ def place(
     Args:
         arrays: what to place.
         like: where.
-        consumed: the numbers of the leaves of `like` that nothing needs: each gives up its memory before the array in
-            its place takes some, so that no device holds two states.
+        consumed: the numbers of the leaves of `like` that nothing needs: they give up their memory before the arrays
+            take some, so that no device holds two states.
     """
     with no_mesh():
+        shardings = [sharding_of(leaf) for leaf in like]
+        keys = [_key_impl(leaf) for leaf in like]
+        raw = [array if key is None else jnp.array(array) for array, key in zip(arrays, keys, strict=True)]
+        for number in consumed:
+            _give_up(like[number])
+        wanted = [sharding if key is None else None for sharding, key in zip(shardings, keys, strict=True)]
+        placed = jax.device_put(raw, wanted)  # all at once: each call takes 0.1 ms
         return [
-            _placed(array, leaf, consumed=number in consumed)
-            for number, (array, leaf) in enumerate(zip(arrays, like, strict=True))
+            _like(data, leaf, sharding)
+            if key is None
+            else jax.device_put(jax.random.wrap_key_data(data, impl=key), sharding)
+            for data, leaf, sharding, key in zip(placed, like, shardings, keys, strict=True)
         ]
 
 
@@ -39,17 +48,21 @@ def sharding_of(leaf: Any) -> jax.sharding.Sharding | None:
     return leaf.sharding if isinstance(leaf, jax.ShapeDtypeStruct) else None
 
 
-def _placed(array: np.ndarray, like: Any, *, consumed: bool) -> jax.Array:
-    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
-        return jax.device_put(array)
-    sharding, key = sharding_of(like), None
-    if is_key(like):
-        key = jax.random.key_impl(like if isinstance(like, jax.Array) else jnp.empty((), like.dtype))
-    elif isinstance(like, jax.Array) and like.weak_type:
-        # An indexed update is the public way to keep a weak type.
-        return jax.device_put(like.at[...].set(jax.device_put(array, sharding)), sharding)
-    if consumed and isinstance(like, jax.Array) and not like.is_deleted():
+def _key_impl(like: Any) -> Any:
+    """The generator of a leaf of random keys; None for other leaves."""
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct) or not is_key(like):
+        return None
+    return jax.random.key_impl(like if isinstance(like, jax.Array) else jnp.empty((), like.dtype))
+
+
+def _give_up(like: Any) -> None:
+    """Release the memory of a leaf, unless its weak type is still to be passed on."""
+    if isinstance(like, jax.Array) and not like.weak_type and not like.is_deleted():
         like.delete()
-    if key is None:
-        return jax.device_put(array, sharding)
-    return jax.device_put(jax.random.wrap_key_data(jnp.array(array), impl=key), sharding)
+
+
+def _like(data: jax.Array, like: Any, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    if not (isinstance(like, jax.Array) and like.weak_type):
+        return data
+    # An indexed update is the public way to keep a weak type.
+    return jax.device_put(like.at[...].set(data), sharding)

@@ -293,10 +293,10 @@ def test_no_device_holds_two_states_while_one_takes_the_place_of_another(
     new = [np.full((8, 1000), 10.0 + number, np.float32) for number in range(6)]
     most_bytes, put = 0, jax.device_put
 
-    def watched(array: Any, where: Any) -> jax.Array:
+    def watched(arrays: Any, where: Any) -> Any:
         nonlocal most_bytes
-        made = put(array, where)
-        live = {id(each): each.nbytes for each in (*jax.live_arrays(), made) if each.shape == (8, 1000)}
+        made = put(arrays, where)
+        live = {id(each): each.nbytes for each in (*jax.live_arrays(), *made) if each.shape == (8, 1000)}
         most_bytes = max(most_bytes, sum(live.values()))
         return made
 
