@@ -90,11 +90,15 @@ def test_memory_for_one_more_state(tmp_path: Path) -> None:
     assert levels == ["ok", "ok", "fail"]
 
 
-def test_without_a_coordinator_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_coordinator_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nothing = f"localhost:{free.getsockname()[1]}"
-        assert run_doctor(DoctorOptions(coordinator=nothing, devices=False)) == 1
+        monkeypatch.setenv("JAXFT_COORDINATOR", nothing)
+        monkeypatch.setattr(_machine_checks, "findings", lambda *, state_gb: ())
+        assert run_doctor(DoctorOptions()) == 1
     said = capsys.readouterr().out
     assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in said
     assert "FAIL  no coordinator leads\n      -> start one; " in said
@@ -126,11 +130,13 @@ def test_a_certificate_that_expires(tmp_path: Path) -> None:
     assert not list(_network_checks.certificate(Credentials(), 0.0))
 
 
-def test_a_certificate_without_its_key_is_a_finding(tmp_path: Path) -> None:
+def test_a_certificate_without_its_key_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC would abort the process."""
     cert, key = issued(tmp_path, 30)
-    for files in ((None, cert, None), (None, None, key)):
-        (finding,) = _network_checks.findings("localhost:1", host=None, files=files)
+    for name, file in (("JAXFT_TLS_CERT", cert), ("JAXFT_TLS_KEY", key)):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, str(file))
+            (finding,) = _network_checks.findings("localhost:1")
         assert (finding.level, "cannot be used" in finding.text) == ("fail", True), finding
 
 

@@ -145,8 +145,15 @@ def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(
     assert pods.probe["scheme"] == "HTTPS"
     pods.start_groups("--set", "tls.secretName=run-tls,tls.clientCertificate=true")
 
-    words = ["jaxft", "drain", "group-1", "--job", "run", "--http", f"https://{HOST}:{PORT}"]
-    words += ["--token", TOKEN, "--tls-ca", "/run/volumes/jaxft-tls/ca.crt"]
+    words = [
+        "env",
+        f"JAXFT_TOKEN={TOKEN}",
+        "JAXFT_TLS_CA=/run/volumes/jaxft-tls/ca.crt",
+        "jaxft",
+        "drain",
+        "group-1",
+    ]
+    words += ["--job", "run", "--http", f"https://{HOST}:{PORT}"]
     assert "group 'group-1' takes part no more" in here.ask("execute", words=words, user=0)
     assert here.until_ended("group-1") == 0, pods.logs()  # its JobSet completes
     assert here.until_ended("group-0") == 0, pods.logs()

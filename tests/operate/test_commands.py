@@ -38,7 +38,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         shown = jaxft("status", JAXFT_HTTP=web.url).stdout
         told = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)
         missing = jaxft("status", "other", "--http", web.url)
-        found = jaxft("doctor", "--coordinator", f"localhost:{here.port}")
+        found = jaxft("doctor", JAXFT_COORDINATOR=f"localhost:{here.port}")
         gate.touch()
         here.until_finished(*workers.values())
     assert re.search(r"toy: training  step 4  loss \d\.\d+  .* groups 2/2  quorum 1  goodput", shown)

@@ -1,10 +1,10 @@
 """`jaxft drain` without --job: which job is meant."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jaxft._errors import ConfigurationError
 from jaxft_launch.client import _drain
 from jaxft_launch.client._drain import DrainOptions, run_drain
 from jaxft_launch.client._port import PortError
@@ -15,12 +15,12 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of a coordinator's jobs; each has a group group-2, which leaves at once."""
     names: list[str] = []
 
-    def jobs(url: str, **options: Any) -> Any:
+    def jobs(url: str) -> Any:
         return [{"job": name} for name in names]
 
     monkeypatch.setattr(_drain, "jobs", jobs)
-    monkeypatch.setattr(_drain, "ask", lambda url, path, **options: {"group_list": []})
-    monkeypatch.setattr(_drain, "act", lambda url, path, **options: f"asked {path}")
+    monkeypatch.setattr(_drain, "ask", lambda url, path: {"group_list": []})
+    monkeypatch.setattr(_drain, "act", lambda url, path, **_: f"asked {path}")
     return names
 
 
@@ -47,7 +47,19 @@ def test_several_jobs_need_a_name(jobs: list[str], names: list[str], said: str) 
         run_drain(DrainOptions("group-2"))
 
 
-@pytest.mark.parametrize("wait_s", [-1.0, float("nan")])
-def test_a_wait_that_is_no_time_is_refused_before_anything_is_asked(jobs: list[str], wait_s: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"--wait-s must be at least 0, not {wait_s:g}"):
-        run_drain(DrainOptions("group-2", job="a", wait_s=wait_s))
+def test_a_wait_names_its_group_and_ends(
+    jobs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as for a step that waits for another group."""
+    clock = SimpleNamespace(now_s=0.0)
+    clock.monotonic = lambda: clock.now_s
+    clock.sleep = lambda seconds: setattr(clock, "now_s", clock.now_s + 30 * seconds)
+    monkeypatch.setattr(_drain, "time", clock)
+    monkeypatch.setattr(
+        _drain, "ask", lambda url, path: {"group_list": [{"group": "group-2", "state": "member"}]}
+    )
+    with pytest.raises(PortError, match=r"still takes part after 600 s \(member\)\. It leaves when its step"):
+        run_drain(DrainOptions("group-2", job="a"))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[0] == "group 'group-2' of job 'a' still takes part after 6 s (member)"
+    assert len(lines) == 7

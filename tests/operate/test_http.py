@@ -112,9 +112,12 @@ def test_a_standby_is_ready_once_it_knows_the_leader() -> None:
     run(scenario)
 
 
-def test_a_coordinator_that_does_not_lead_says_whom_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_coordinator_that_does_not_lead_says_whom_to_ask(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rather than that there is no such job."""
     token = credentials.operator_key(SECRET).hex()
+    monkeypatch.setenv("JAXFT_TOKEN", token)
 
     async def scenario() -> None:
         store = Behind()
@@ -132,8 +135,8 @@ def test_a_coordinator_that_does_not_lead_says_whom_to_ask(capsys: pytest.Captur
                 for command in (
                     lambda: run_status(StatusOptions(http=web.url)),
                     lambda: run_status(StatusOptions("job", http=web.url)),
-                    lambda: run_drain(DrainOptions("a", http=web.url, token=token)),
-                    lambda: run_drain(DrainOptions("a", job="job", http=web.url, token=token)),
+                    lambda: run_drain(DrainOptions("a", http=web.url)),
+                    lambda: run_drain(DrainOptions("a", job="job", http=web.url)),
                 ):
                     with pytest.raises(PortError, match=text):
                         await asyncio.to_thread(command)

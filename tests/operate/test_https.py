@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 from jaxft_protocol import credentials
-from jaxft_protocol.messages import Drained
+from jaxft_protocol.messages import Drained, Leave
 
 from jaxft_launch.client._drain import DrainOptions, run_drain
 from jaxft_launch.client._port import PortError, act, ask
@@ -49,22 +49,23 @@ def test_the_port_is_asked_with_its_authority_and_a_group_is_drained(
             Client(server.port, "a", "job") as client,
         ):
             await client.hello()
-            told = await asyncio.to_thread(ask, web.url, "jobs/job", ca=files.ca)
-            assert told["group_list"][0]["group"] == "a"
-            monkeypatch.setenv("JAXFT_HTTP_CA", str(files.ca))
             assert (await asyncio.to_thread(ask, web.url, "coordinator"))["actions"] is True
-            monkeypatch.delenv("JAXFT_HTTP_CA")
-            options = DrainOptions(
-                "a", job="job", http=web.url, tls_ca=files.ca, token=TOKEN, reason="repair", wait_s=0
+            drain = asyncio.create_task(
+                asyncio.to_thread(run_drain, DrainOptions("a", job="job", http=web.url))
             )
-            assert await asyncio.to_thread(run_drain, options) == 0
             assert await client.hear_until(Drained) == Drained()
+            await client.say(Leave(finished=False))
+            assert await drain == 0
 
+    monkeypatch.setenv("JAXFT_HTTP_CA", str(files.ca))
+    monkeypatch.setenv("JAXFT_TOKEN", TOKEN)
     run(scenario)
     assert capsys.readouterr().out.startswith("group 'a' is drained: it finishes its step")
 
 
-def test_what_goes_wrong_with_a_certificate_says_what_to_do(files: Certificates, tmp_path: Path) -> None:
+def test_what_goes_wrong_with_a_certificate_says_what_to_do(
+    files: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
     (tmp_path / "text").write_text("no certificate")
@@ -74,7 +75,7 @@ def test_what_goes_wrong_with_a_certificate_says_what_to_do(files: Certificates,
             serving(cert=files.cert, key=files.key) as (_, _, _, secure),
             serving() as (server, _, _, plain),
         ):
-            private = "If a private authority has signed .* name it with --tls-ca, or in .* JAXFT_HTTP_CA"
+            private = "If a private authority has signed .* name it in .* JAXFT_HTTP_CA"
             for url, ca, why in (
                 (secure.url, None, f"certificate verify failed.*{private}"),
                 (secure.url, other, f"certificate verify failed.*{private}"),
@@ -101,12 +102,13 @@ def test_what_goes_wrong_with_a_certificate_says_what_to_do(files: Certificates,
                 (
                     secure.url,
                     tmp_path / "none",
-                    "authority '.*none' cannot be used: .* file in PEM form with --tls-ca",
+                    "authority '.*none' cannot be used: .* file in PEM form in .* JAXFT_HTTP_CA",
                 ),
                 (secure.url, tmp_path / "text", "authority '.*text' cannot be used"),
             ):
+                monkeypatch.setenv("JAXFT_HTTP_CA", str(ca or ""))
                 with pytest.raises(PortError, match=f"(?s){why}"):
-                    await asyncio.to_thread(ask, url, "jobs", ca=ca)
+                    await asyncio.to_thread(ask, url, "jobs")
 
     run(scenario)
 
@@ -156,22 +158,20 @@ def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificat
 
     with cluster(tmp_path) as here:
         web = port.start(here, "--tls-cert", str(files.cert), "--tls-key", str(files.key))
-        shown = asked("status", "--tls-ca", str(files.ca))
+        shown = asked("status", JAXFT_HTTP_CA=str(files.ca))
         named = asked("status", "--json", JAXFT_HTTP_CA=str(files.ca))
         streamed = asked("status", "--json", JAXFT_TLS_CA=str(files.ca))
         stronger = asked("status", "--json", JAXFT_HTTP_CA=str(files.ca), JAXFT_TLS_CA="/missing")
         unknown = asked("status")
-        where = ("doctor", "--no-devices", "--coordinator", f"localhost:{here.port}")
-        of_environment = jaxft(*where, JAXFT_TLS_CA=str(files.ca))
-        found = jaxft(*where, "--tls-ca", str(files.ca))
-        bare = jaxft(*where)
+        where = {"JAXFT_COORDINATOR": f"localhost:{here.port}"}
+        found = jaxft("doctor", **where, JAXFT_TLS_CA=str(files.ca))
+        bare = jaxft("doctor", **where)
     assert web.url.startswith("https://")
     assert "The coordinator has no job yet." in shown.stdout
     assert named.stdout == '{\n  "jobs": []\n}\n'
     assert streamed.stdout == stronger.stdout == named.stdout
-    assert (unknown.returncode, "--tls-ca" in unknown.stderr) == (1, True)
+    assert (unknown.returncode, "JAXFT_HTTP_CA" in unknown.stderr) == (1, True)
     assert "Traceback" not in unknown.stderr
-    for one in (found, of_environment):
-        assert f"ok    the coordinator localhost:{here.port} answers, and leads" in one.stdout
-        assert "ok    the certificates of this group are valid until " in one.stdout
+    assert f"ok    the coordinator localhost:{here.port} answers, and leads" in found.stdout
+    assert "ok    the certificates of this group are valid until " in found.stdout
     assert "does it ask for TLS? Then pass `tls=`, or set JAXFT_TLS_CA" in bare.stdout

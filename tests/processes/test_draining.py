@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,15 +32,10 @@ def until_at(here: Cluster, web: port.Port, step: int, *groups: str) -> None:
         here.until(lambda name=name: web.group(name).get("step") == step, f"{name} in step {step}")
 
 
-def drain_by_command(web: port.Port, token: str, group: str) -> str:
+def drain_by_command(web: port.Port, token: str, group: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "jaxft_launch", "drain", group, "--job", "toy", "--http", web.url]
     environment = {**os.environ, "JAXFT_TOKEN": token, "JAX_PLATFORMS": "cpu"}
-    more = ("--reason", "bad memory", "--wait-s", "0")
-    done = patience.run(
-        [*command, *more], cwd=ROOT, capture_output=True, text=True, limit_s=60.0, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 @pytest.mark.long
@@ -65,9 +61,11 @@ def test_drains_and_a_pause_cost_no_step_and_no_bit(tmp_path: Path) -> None:
         here.until_finished(workers["group-1"])  # status 0
 
         until_at(here, web, DRAINED_AT, "group-0", "group-2", "spare")
-        assert "group 'group-2' is drained" in drain_by_command(web, token, "group-2")
-        gates[DRAINED_AT].touch()
-        here.until_finished(workers["group-2"])
+        with drain_by_command(web, token, "group-2") as command:
+            here.until(lambda: web.group("group-2")["draining"], "the coordinator to know of the drain")
+            gates[DRAINED_AT].touch()
+            here.until_finished(workers["group-2"])
+            assert "group 'group-2' takes part no more" in patience.communicate(command)[0]
 
         until_at(here, web, PAUSED_AT, "group-0", "spare")
         assert web.post("/api/v1/jobs/toy/pause", b"", token)[0] == 200

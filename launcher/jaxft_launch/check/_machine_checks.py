@@ -41,12 +41,11 @@ def fail(text: str, advice: str) -> Finding:
     return Finding("fail", text, advice)
 
 
-def findings(*, devices: bool, state_gb: float) -> Iterator[Finding]:
-    """Check this machine; with `devices`, start JAX's backend for it. `state_gb`: as for `memory`."""
+def findings(*, state_gb: float) -> Iterator[Finding]:
+    """Check this machine; this starts JAX's backend. `state_gb`: as for `memory`."""
     found = {package.metadata["Name"].lower(): package.version for package in metadata.distributions()}
     yield from versions(found)
-    if devices:
-        yield from _devices_here()
+    yield from _devices_here()
     yield lane()
     yield limits()
     yield from memory(state_gb)

@@ -1,16 +1,16 @@
 """What `jaxft doctor` checks between this machine and the others."""
 
+import os
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 from jaxft_protocol.host.command_line import host_and_port
 
 from jaxft import Network
 from jaxft._errors import JaxftError
-from jaxft._session._credentials import TLS, Credentials
+from jaxft._session._credentials import Credentials
 from jaxft._session._stream import channel_target
 from jaxft._transport._door import bind
 from jaxft._transport._sockets import split_address
@@ -22,22 +22,19 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _SERVICE = b"jaxft.v1.Coordinator"
 
 
-def findings(
-    coordinator: str, *, host: str | None, files: tuple[Path | None, Path | None, Path | None]
-) -> Iterator[Finding]:
+def findings(coordinator: str) -> Iterator[Finding]:
     """Check the certificates, that each coordinator answers and one leads, and the address of this machine.
 
-    `coordinator`: host:port, separated by commas. `files`: the authority of the coordinators' certificates, this
-    group's certificate, and its key; none of them: those that the environment names.
+    `coordinator`: host:port, separated by commas. The environment names the files and the address, as for a group.
     """
     try:
-        proven = Credentials.read(None, TLS(*files) if any(files) else None)
+        proven = Credentials.read(None, None)
     except JaxftError as error:
         yield fail(str(error), "see docs/security.md")
         return
     yield from certificate(proven, time.time())
     yield from coordinators(coordinator, proven)
-    yield own_address(coordinator, host)
+    yield own_address(coordinator, os.environ.get("JAXFT_HOST") or None)
 
 
 def certificate(proven: Credentials, now_s: float) -> Iterator[Finding]:

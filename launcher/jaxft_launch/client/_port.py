@@ -9,10 +9,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from jaxft_protocol.names import one_line
 
 from jaxft._errors import JaxftError
@@ -24,8 +22,6 @@ _MOST_SAID = 200
 CA_VARIABLE = "JAXFT_HTTP_CA"
 # A group's, for the coordinator's other port, which has the same certificate.
 STREAM_CA_VARIABLE = "JAXFT_TLS_CA"
-# The flag --tls-ca of a command that asks the port.
-Authority = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
 class PortError(JaxftError):
@@ -47,30 +43,29 @@ def check_url(url: str) -> None:
         raise PortError(f"the address of the HTTP port cannot be {url!r}: {error}") from error
 
 
-# What an answer of the API has, by its path; one of a single job has its groups.
+# A key of the API's answer, by path; the answer about a single job has its groups.
 _TELLS = {"jobs": "jobs", "coordinator": "version"}
 
 
-def ask(url: str, path: str, *, ca: Path | None = None) -> Any:
+def ask(url: str, path: str) -> Any:
     """Return the JSON answer of the API for a path below /api/v1/, asked at the HTTP port's address `url`.
 
-    `ca` is the authority that signed the port's certificate. By default JAXFT_HTTP_CA or JAXFT_TLS_CA names it, or
-    else this machine's trusted authorities count.
+    JAXFT_HTTP_CA or JAXFT_TLS_CA names the authority of the port's certificate, or else this machine's count.
 
     Raises:
         PortError: there is no answer, or the API reports a problem.
     """
-    return _asked(urllib.request.Request(_address(url, path)), ca, _TELLS.get(path, "group_list"))
+    return _asked(urllib.request.Request(_address(url, path)), _TELLS.get(path, "group_list"))
 
 
-def jobs(url: str, *, ca: Path | None = None) -> list[Mapping[str, Any]]:
+def jobs(url: str) -> list[Mapping[str, Any]]:
     """Return a summary of each job.
 
     Raises:
         PortError: as `ask`, or there is none, because this coordinator does not lead.
     """
-    found = ask(url, "jobs", ca=ca)["jobs"]
-    if not found and (about := ask(url, "coordinator", ca=ca)).get("role") in ("standby", "starting"):
+    found = ask(url, "jobs")["jobs"]
+    if not found and (about := ask(url, "coordinator")).get("role") in ("standby", "starting"):
         leader = about.get("leader")
         raise PortError(
             f"the coordinator at {url} stands by, and {leader} leads: ask the HTTP port of that one."
@@ -81,7 +76,7 @@ def jobs(url: str, *, ca: Path | None = None) -> list[Mapping[str, Any]]:
     return found
 
 
-def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None) -> str:
+def act(url: str, path: str, *, token: str, reason: str = "") -> str:
     """Carry out an action, and return the coordinator's text about it. `token`: the job's, or the operator's.
 
     Raises:
@@ -97,7 +92,7 @@ def act(url: str, path: str, *, token: str, reason: str, ca: Path | None = None)
         data=json.dumps({"reason": reason}).encode(),
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
     )
-    return str(_asked(request, ca, "text")["text"])
+    return str(_asked(request, "text")["text"])
 
 
 def _address(url: str, path: str) -> str:
@@ -134,10 +129,10 @@ def _opener(address: str, context: ssl.SSLContext | None) -> urllib.request.Open
     return urllib.request.build_opener(*handlers)
 
 
-def _asked(request: urllib.request.Request, ca: Path | None, tells: str) -> Any:
+def _asked(request: urllib.request.Request, tells: str) -> Any:
     """Return the answer: an object with the key `tells`."""
     address = request.full_url
-    context = _context(ca) if address.startswith("https://") else None
+    context = _context() if address.startswith("https://") else None
     try:
         with _opener(address, context).open(request, timeout=TIMEOUT_S) as answer:
             told = json.load(answer)
@@ -152,15 +147,14 @@ def _asked(request: urllib.request.Request, ca: Path | None, tells: str) -> Any:
     return told
 
 
-def _context(ca: Path | None) -> ssl.SSLContext:
-    text = os.environ.get(CA_VARIABLE) or os.environ.get(STREAM_CA_VARIABLE)
-    named = ca or (Path(text) if text else None)
+def _context() -> ssl.SSLContext:
+    named = os.environ.get(CA_VARIABLE) or os.environ.get(STREAM_CA_VARIABLE) or None
     try:
         return ssl.create_default_context(cafile=named)
     except OSError as error:
         raise PortError(
-            f"the certificate authority {str(named)!r} cannot be used: {error}. Name a file in PEM form with "
-            f"--tls-ca, or in the environment variable {CA_VARIABLE}."
+            f"the certificate authority {named!r} cannot be used: {error}. Name a file in PEM form in the "
+            f"environment variable {CA_VARIABLE}."
         ) from error
 
 
@@ -173,8 +167,8 @@ def _advice(address: str, why: object) -> str:
     """Return what to do about a port that gave no answer."""
     if isinstance(why, ssl.SSLCertVerificationError):
         return (
-            "If a private authority has signed the coordinator's certificate, name it with --tls-ca, or in the "
-            f"environment variable {CA_VARIABLE}; the address must be one that the certificate names."
+            "If a private authority has signed the coordinator's certificate, name it in the environment variable "
+            f"{CA_VARIABLE}; the address must be one that the certificate names."
         )
     if isinstance(why, TimeoutError):
         return (

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxft._errors import ConfigurationError
-from jaxft_launch.client._port import Authority, PortError, ask, check_url, default_url, job_path, jobs
+from jaxft_launch.client._port import PortError, ask, check_url, default_url, job_path, jobs
 from jaxft_launch.client._status_view import rendered
 
-LEAST_INTERVAL_S = 0.1
+LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,8 @@ class StatusOptions:
     """The job; empty: all jobs, or the only one."""
     http: Annotated[str, tyro.conf.arg(metavar="URL")] = field(default_factory=default_url)
     """The coordinator's HTTP port. By default that of the environment variable JAXFT_HTTP."""
-    tls_ca: Authority = None
-    """CA of that port's certificate. By default that of the variable JAXFT_HTTP_CA, or those this machine trusts."""
     watch: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Show it again and again, until Ctrl-C. A coordinator that does not answer is asked again."""
-    interval_s: float = 1.0
-    """With --watch: how long to wait before the next look."""
+    """Show it every second, until Ctrl-C. A coordinator that does not answer is asked again."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
     """Print the API's JSON instead; with --watch, one line for each look."""
 
@@ -42,10 +37,6 @@ def run_status(options: StatusOptions) -> int:
         JaxftError: the coordinator cannot be asked or knows no such job, and it is not watched.
     """
     check_url(options.http)
-    if not options.interval_s >= LEAST_INTERVAL_S:
-        raise ConfigurationError(
-            f"--interval-s must be at least {LEAST_INTERVAL_S:g}, not {options.interval_s:g}"
-        )
     if options.watch:
         return _watch(options)
     if options.json:
@@ -81,11 +72,11 @@ def _show(options: StatusOptions) -> None:
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:
         for told, problem in _looks(options):
-            console.print(rendered(told, note=_note(options, problem, told)))
+            console.print(rendered(told, note=_note(problem, told)))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
         for told, problem in _looks(options):
-            note = _note(options, problem, told)
+            note = _note(problem, told)
             # A long note takes further lines.
             height = console.height - len(note) // console.width
             live.update(rendered(told, note=note, height=height), refresh=True)
@@ -100,22 +91,22 @@ def _looks(options: StatusOptions) -> Iterator[tuple[Mapping[str, Any], str]]:
         except PortError as error:
             problem = str(error)
         yield told, problem
-        time.sleep(options.interval_s)
+        time.sleep(LOOK_EVERY_S)
 
 
-def _note(options: StatusOptions, problem: str, told: Mapping[str, Any]) -> str:
+def _note(problem: str, told: Mapping[str, Any]) -> str:
     """Return the line above a look, so that a reader sees how old it is."""
     now = time.strftime("%H:%M:%S")
     if not problem:
-        return f"{now}, again every {options.interval_s:g} s until Ctrl-C"
+        return f"{now}, again every {LOOK_EVERY_S:g} s until Ctrl-C"
     older = " Below is what it said last." if told else ""
-    return f"{now}: {problem} It is asked again every {options.interval_s:g} s.{older}"
+    return f"{now}: {problem} It is asked again every {LOOK_EVERY_S:g} s.{older}"
 
 
 def _asked(options: StatusOptions) -> Mapping[str, Any]:
     if options.job:
-        return ask(options.http, job_path(options.job), ca=options.tls_ca)
-    listed = jobs(options.http, ca=options.tls_ca)
+        return ask(options.http, job_path(options.job))
+    listed = jobs(options.http)
     if len(listed) == 1:
-        return ask(options.http, job_path(listed[0]["job"]), ca=options.tls_ca)
+        return ask(options.http, job_path(listed[0]["job"]))
     return {"jobs": listed}
