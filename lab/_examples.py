@@ -79,10 +79,9 @@ def program_of(
     *,
     own_flags: Mapping[str, Mapping[str, str]] | None = None,
     alone: bool = False,
-    takes_orders: bool = False,
     preload: tuple[str, ...] = (),
 ) -> Program:
-    """Return an example as a job's program. `alone`: without a coordinator. `preload`: for its warm processes."""
+    """Return an example as a job's program. `alone`: without a coordinator. `preload`: for warm processes."""
 
     def words(own: Mapping[str, str]) -> tuple[str, ...]:
         named = {
@@ -97,7 +96,7 @@ def program_of(
         words=words({}),
         own_words={group: words(own) for group, own in (own_flags or {}).items()},
         steps=steps,
-        takes_orders=takes_orders,
+        takes_orders=not alone,
         preload=preload,
     )
 

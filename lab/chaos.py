@@ -2,16 +2,18 @@
 
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from jaxft_launch.processes._checks import LaunchError, check_json_file
+from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
+from jaxft_launch.processes._devices import words_of
 from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
-from jaxft_launch.storm._job import Program
+from jaxft_launch.storm._faults import PHASES, SHIPPED, Timeouts
+from jaxft_launch.storm._job import Place, Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._runs import (
-    SILENCE_TIMEOUT_S,
     conclude,
     job_of,
     run_folder,
@@ -20,7 +22,7 @@ from jaxft_launch.storm._runs import (
     signals_as_exit,
 )
 from jaxft_launch.storm._schedule import FIRST_STEP, Strike
-from jaxft_launch.storm._storm import Storm
+from jaxft_launch.storm._storm import Storm, Times
 from jaxft_launch.storm._verdict import Verdict, judge
 from lab._examples import (
     EXAMPLES,
@@ -58,12 +60,25 @@ class LabChaosOptions(StormOptions):
     """The example that the groups train."""
     steps: int | None = None
     """Steps that the job commits. None: as many as the kills need."""
-    rate: float | None = None
-    """Kills per hundred steps. None: a rate at which one victim is usually back before the next is struck."""
+    phases: str = ",".join(PHASES)
+    """Kill only in these phases, separated by commas."""
+    heartbeat_timeout_ms: int = 5000
+    """Silence after which the coordinator considers a group dead. The lengths of faults depend on it."""
+    failure_timeout_s: float = SHIPPED.failure_s
+    """How long any one failure may last before a group gives up; an exchange waits for half of it. The lengths of
+    faults on links depend on it."""
     overlap: int = 1
     """Into how many parts the groups of the storm divide the gradients. The undisturbed run has them in one."""
     devices: tuple[int, ...] = ()
     """Numbers of simulated devices of the groups, in turn, for groups with different meshes. Only for mlp."""
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return Timeouts(heartbeat_s=self.heartbeat_timeout_ms / 1000, failure_s=self.failure_timeout_s)
+
+    def coordinator_flags(self, memory: Path) -> tuple[str, ...]:
+        timeout = ("--heartbeat-timeout-ms", str(self.heartbeat_timeout_ms))
+        return (*super().coordinator_flags(memory), *(timeout if self.timeouts != SHIPPED else ()))
 
 
 def run_chaos(
@@ -87,13 +102,10 @@ def compare(
     Raises:
         LaunchError: as `run_chaos`.
     """
-    example = at_rate(example or EXAMPLES[options.example], options.rate)
+    example = example or EXAMPLES[options.example]
     steps = default_steps(options.kills, example) if options.steps is None else options.steps
     strikes = plan(options, example, steps)
     own_flags = own_flags_of(example, options.group_names, options.devices)
-    if options.json is not None:
-        check_json_file(options.json)
-        options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     check_example(example.needs)
     display = Display(sys.stdout, name=name, every_steps=max(10, steps // PLAIN_LINES))
     with (
@@ -110,7 +122,6 @@ def compare(
             steps,
             overlapped,
             own_flags=own_flags,
-            takes_orders=True,
             preload=(*example.needs, RANK_CACHES),
         )
         started = Coordinator(processes, (*coordinator, *options.coordinator_flags(folder / "coordinator")))
@@ -119,19 +130,14 @@ def compare(
             f"{steps} steps of {example.module} in {options.groups} groups, {options.kills} {options.what}, --seed "
             f"{options.seed}"
         )
-        record = run_storm(
-            options.group_names,
-            program,
-            strikes,
-            started,
-            processes,
-            display,
-            nproc=options.nproc,
+        place = Place(processes, display, options.nproc)
+        times = Times(
             lasts_s=None if options.minutes is None else 60 * options.minutes,
-            silence_timeout_s=options.nproc * SILENCE_TIMEOUT_S,  # every process compiles
+            silence_s=options.nproc * Times().silence_s,  # every process compiles
         )
+        record = run_storm(options.group_names, program, strikes, started, place, times)
         alone = program_of(example.trainer, steps, flags, alone=True)
-        undisturbed = None if record.problems else _run_alone(alone, processes, display, options.nproc)
+        undisturbed = None if record.problems else _run_alone(alone, place)
     return judge(record, undisturbed), record
 
 
@@ -155,21 +161,8 @@ def timed(options: LabChaosOptions) -> LabChaosOptions:
 
 def timeout_flags(options: LabChaosOptions) -> dict[str, str]:
     """Return the flags for the storm's timeouts that differ from the examples' defaults."""
-    changed = options.failure_timeout_s != StormOptions.failure_timeout_s
+    changed = options.failure_timeout_s != SHIPPED.failure_s
     return {"--failure-timeout-s": f"{options.failure_timeout_s:g}"} if changed else {}
-
-
-def at_rate(example: Example, rate: float | None) -> Example:
-    """Return the example with another rate of kills.
-
-    Raises:
-        LaunchError: it is not between 0 and 100 kills in a hundred steps.
-    """
-    if rate is None:
-        return example
-    if not 0 < rate <= 100:
-        raise LaunchError(f"--rate is in kills per hundred steps, more than 0 and at most 100, not {rate:g}")
-    return replace(example, steps_per_kill=max(1, round(100 / rate)))
 
 
 def default_steps(kills: int, example: Example) -> int:
@@ -179,20 +172,12 @@ def default_steps(kills: int, example: Example) -> int:
 
 def plan(options: LabChaosOptions, example: Example, steps: int) -> tuple[Strike, ...]:
     """Return the strikes of the plan. Raises LaunchError if there is none for these options."""
-    return options.plan(last_step=steps - min(TAIL_KILLS * example.steps_per_kill, steps // 3))
+    last_step = steps - min(TAIL_KILLS * example.steps_per_kill, steps // 3)
+    return options.plan(last_step=last_step, phases=words_of(options.phases), timeouts=options.timeouts)
 
 
-def _run_alone(program: Program, processes: Processes, display: Display, nproc: int) -> RunRecord:
+def _run_alone(program: Program, place: Place) -> RunRecord:
     """Train undisturbed, in one group that computes all shards: the same bits by design, and faster."""
-    display.say("the same steps, undisturbed, in one group")
-    alone = job_of(
-        "undisturbed",
-        ("alone",),
-        program,
-        processes=processes,
-        display=display,
-        coordinator=None,
-        nproc=nproc,
-    )
-    with alone as job:
-        return run_job(job, display, Storm(display, ()), title="undisturbed run")
+    place.display.say("the same steps, undisturbed, in one group")
+    with job_of("undisturbed", ("alone",), program, place) as job:
+        return run_job(job, place.display, Storm(place.display, ()), title="undisturbed run")

@@ -17,23 +17,17 @@ STEPS = 80
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """Train a small Llama 3 in three replica groups, kill -9 each of them, and compare with an undisturbed run.
+    """Train a small Llama 3 in three replica groups, kill -9 each process, and compare with an undisturbed run.
 
     Exit status 0 if no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
     nproc: int = 1
     """Processes of each group."""
-    steps: int | None = None
-    """Steps that the job commits, with kills and without. None: 80, and 40 more for every further process."""
-    kills: int | None = None
-    """How many processes to kill. None: as many as there are. No group is struck twice before each is struck once."""
     seed: int | None = None
     """Seed for the order of victims and the times. None draws one and prints it."""
-    json: Path | None = None
-    """Also write the verdict to this file."""
     keep: Path | None = None
-    """Keep the event files and logs in this new folder."""
+    """Keep logs, event files and the verdict (verdict.json) in this new folder."""
 
 
 def run_demo(
@@ -57,9 +51,8 @@ def storm_of(options: DemoOptions) -> LabChaosOptions:
         groups=GROUPS,
         nproc=options.nproc,
         phases=ANY,
-        steps=STEPS + STEPS // 2 * (options.nproc - 1) if options.steps is None else options.steps,
-        kills=GROUPS * options.nproc if options.kills is None else options.kills,
+        steps=STEPS + STEPS // 2 * (options.nproc - 1),
+        kills=GROUPS * options.nproc,
         seed=secrets.randbelow(10**6) if options.seed is None else options.seed,
-        json=options.json,
         keep=options.keep,
     )

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+import tyro
 
+from examples.llama3._flags import Flags
 from jaxft_launch.processes._checks import LaunchError
 from lab._examples import EXAMPLES, devices_of, flags_of, own_flags_of, program_of
-from lab.chaos import at_rate, default_steps
 
 GROUPS = ("group-0", "group-1", "group-2")
 
@@ -43,14 +44,11 @@ def test_an_example_whose_bits_depend_on_the_mesh_is_refused() -> None:
         own_flags_of(EXAMPLES["llama3"], GROUPS, (1, 2))
 
 
-def test_a_higher_rate_puts_the_same_kills_into_fewer_steps() -> None:
-    example = EXAMPLES["mlp"]
-    assert at_rate(example, None) is example
-    assert at_rate(example, 5).steps_per_kill == 20
-    assert default_steps(10, at_rate(example, 5)) < default_steps(10, example)
-
-
-@pytest.mark.parametrize("rate", [0, -1, 101, float("nan")])
-def test_a_rate_that_cannot_be_is_refused(rate: float) -> None:
-    with pytest.raises(LaunchError, match="--rate is in kills per hundred steps"):
-        at_rate(EXAMPLES["mlp"], rate)
+def test_the_trainers_get_the_flags_that_the_examples_know() -> None:
+    """So that a renamed flag fails here and not in the demo."""
+    example = EXAMPLES["llama3"]
+    program = program_of(example.trainer, 3, flags_of(example, groups=3, folder=Path("run")))
+    words = program.command(job="j", group="g", coordinator="c:1", events=Path("e.jsonl"))
+    flags = tyro.cli(Flags, args=words[len(example.trainer) :])
+    assert (flags.group, flags.steps, flags.fsdp, flags.cpu_devices) == ("g", 3, 2, 2)
+    assert flags.digest_at_end

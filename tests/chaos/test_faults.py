@@ -21,17 +21,18 @@ from jaxft_launch.storm._faults import (
     Victim,
     draw,
 )
-from jaxft_launch.storm._schedule import Strike, parse_faults, plan_strikes
+from jaxft_launch.storm._schedule import Kinds, Strike, parse_faults, plan_strikes
 
 GROUPS = ("group-0", "group-1", "group-2")
 LAST_STEP = 4000
 TIMEOUTS = Timeouts(heartbeat_s=2.0, failure_s=10.0)
-SEEDS = range(5)
+ALL = Kinds(faults=FAULTS, timeouts=TIMEOUTS)
+SEEDS = range(3)
 
 
 def plan(seed: int = 1, **changes: Any) -> tuple[Strike, ...]:
-    fields = {"groups": GROUPS, "kills": 70, "seed": seed, "last_step": LAST_STEP, "faults": FAULTS}
-    return plan_strikes(**{**fields, "timeouts": TIMEOUTS, **changes})
+    fields = {"groups": GROUPS, "kills": 70, "seed": seed, "last_step": LAST_STEP, "kinds": ALL}
+    return plan_strikes(**{**fields, **changes})
 
 
 def first_kinds(strikes: tuple[Strike, ...]) -> Counter[str]:
@@ -125,4 +126,4 @@ def test_what_is_to_arrive_damaged_in_a_heal_needs_a_group_that_comes_back() -> 
 )
 def test_what_cannot_be_planned_says_why(faults: tuple[str, ...], text: str) -> None:
     with pytest.raises(LaunchError, match=text):
-        plan(faults=parse_faults(faults))
+        plan(kinds=Kinds(faults=parse_faults(faults)))

@@ -37,7 +37,7 @@ from jaxft_launch.storm._harms import (
     Reach,
     Stop,
 )
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Job, Place, Program
 from jaxft_launch.storm._network import Network
 from jaxft_launch.storm._schedule import Strike
 from jaxft_launch.storm._storm import Storm
@@ -65,18 +65,12 @@ class Scene:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.processes = stack.enter_context(Processes(folder, cwd=folder))
         program = Program(words=(sys.executable, "-S", "-c", GROUP), steps=1000, takes_orders=True)
-        self.network = stack.enter_context(Network(GROUPS, lambda name: None))
+        self.network = stack.enter_context(Network(GROUPS, lambda _: None))
         self.display = Display(io.StringIO(), name="test")
         command = (sys.executable, "-S", "-c", LISTENER)
         self.coordinator = Coordinator(self.processes, command)
-        self.job = Job(
-            "storm",
-            GROUPS,
-            program,
-            processes=self.processes,
-            display=self.display,
-            coordinator=self.coordinator,
-        )
+        place = Place(self.processes, self.display)
+        self.job = Job("storm", GROUPS, program, place, coordinator=self.coordinator)
         until(lambda: self.job.poll() or self.job.has_begun)
 
     def commit(self, step: int, *members: str) -> None:

@@ -13,7 +13,7 @@ from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import StepEvent
 from jaxft_launch.storm._faults import FaultKind, Victim
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Job, Place, Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._schedule import Strike
 from jaxft_launch.storm._storm import Storm
@@ -36,7 +36,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     program = Program(words=(sys.executable, "-S", "-c", RANK), steps=1000, takes_orders=True)
     with Processes(tmp_path, cwd=tmp_path) as processes:
         display = Display(io.StringIO(), name="test")
-        made = Job("storm", GROUPS, program, processes=processes, display=display, coordinator=None, nproc=2)
+        made = Job("storm", GROUPS, program, Place(processes, display, nproc=2))
         patience.until(lambda: made.poll() or made.has_begun, "the groups")
         commit(made, 9)
         yield made

@@ -7,11 +7,11 @@ import pytest
 
 from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.storm._faults import PHASES, RETURN_PHASES
-from jaxft_launch.storm._schedule import FIRST_STEP, Strike, deal_ranks, plan_strikes
+from jaxft_launch.storm._schedule import FIRST_STEP, Kinds, Strike, deal_ranks, plan_strikes
 
 GROUPS = ("group-0", "group-1", "group-2")
 LAST_STEP = 4000
-SEEDS = range(5)
+SEEDS = range(3)
 
 
 def plan(seed: int = 1, **changes: Any) -> tuple[Strike, ...]:
@@ -26,14 +26,10 @@ def phases_of(strikes: Sequence[Strike]) -> list[str]:
     return [victim.phase for strike in strikes for victim in strike.victims]
 
 
-def test_the_plan_is_a_function_of_its_arguments() -> None:
-    assert plan() == plan()
-    assert plan(seed=2) != plan()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_phase_and_every_group_comes_up_equally_often(seed: int) -> None:
     strikes = plan(seed)
+    assert strikes == plan(seed)
     phases, groups = Counter(phases_of(strikes)), Counter(groups_of(strikes))
     assert sum(phases.values()) == sum(groups.values()) == 100
     assert set(phases) == set(PHASES)
@@ -98,10 +94,12 @@ def test_a_few_kills_can_be_planned_too(kills: int, seed: int) -> None:
         ({"groups": ("group-0",)}, "at least 2 groups, not 1"),
         ({"kills": 0}, "--kills must be 1 or more, not 0"),
         ({"last_step": FIRST_STEP}, "too short"),
-        ({"only": ("group-7",)}, "--only does not know group-7; the groups are group-0, group-1, group-2"),
-        ({"phases": ("voting",)}, "--phases does not know voting; the phases are compute, exchange"),
-        ({"phases": ("heal", "boot")}, "--phases heal,boot hits only returning groups"),
-        ({"phases": ()}, "Name at least one"),
+        (
+            {"kinds": Kinds(phases=("voting",))},
+            "--phases does not know voting; the phases are compute, exchange",
+        ),
+        ({"kinds": Kinds(phases=("heal", "boot"))}, "--phases heal,boot hits only returning groups"),
+        ({"kinds": Kinds(phases=())}, "Name at least one"),
     ],
 )
 def test_what_cannot_be_planned_says_why(changes: dict[str, Any], text: str) -> None:

@@ -15,9 +15,9 @@ import pytest
 from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Job, Place, Program
 from jaxft_launch.storm._runs import run_job
-from jaxft_launch.storm._storm import Storm
+from jaxft_launch.storm._storm import Storm, Times
 from lab._examples import Example
 from lab.chaos import LabChaosOptions, plan, run_chaos, timed
 from lab.demo import DemoOptions, run_demo, storm_of
@@ -50,38 +50,34 @@ def fakes(*flags: tuple[str, str], launches: int) -> dict[str, Any]:
 def run(
     tmp_path: Path, *flags: tuple[str, str], launches: int = 3, **changes: Any
 ) -> tuple[int, dict[str, Any]]:
-    file = tmp_path / "verdict.json"
-    file.write_text("an old one")
-    status = run_chaos(LabChaosOptions(json=file, **changes), **fakes(*flags, launches=launches))
-    return status, json.loads(file.read_text())
+    keep = tmp_path / "keep"
+    status = run_chaos(LabChaosOptions(keep=keep, **changes), **fakes(*flags, launches=launches))
+    return status, json.loads((keep / "verdict.json").read_text())
 
 
 def test_the_demo_kills_each_group_once_and_has_a_verdict_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also where every path has a space."""
-    folder = tmp_path / 'some dir\'s "demo"'
-    folder.mkdir()
-    file = folder / "the verdict.json"
-    options = DemoOptions(steps=60, seed=5, json=file, keep=folder / "keep")
-    assert run_demo(options, **fakes(launches=6)) == 0
-    text, result = capsys.readouterr().out, json.loads(file.read_text())
+    keep = tmp_path / 'some dir\'s "demo"'
+    assert run_demo(DemoOptions(seed=5, keep=keep), **fakes(launches=6)) == 0
+    text, result = capsys.readouterr().out, json.loads((keep / "verdict.json").read_text())
     assert sorted(result["victims"]) == ["group-0", "group-1", "group-2"]
-    assert (result["steps_committed"], result["steps_lost"], result["verdict"]) == (60, 0, "success")
+    assert (result["steps_committed"], result["steps_lost"], result["verdict"]) == (80, 0, "success")
     assert len(result["stall_ms"]) == len(result["back_s"]) == 3
     assert text.count("  restarted group-") == text.count("is back after") == 3
     (kills,) = [line for line in text.splitlines() if line.startswith("  kills")]
     assert kills == f"  kills              3 of 3 ({', '.join(result['victims'])}), --seed 5"
     assert text.endswith("  undisturbed run    the same bits\n")
     assert "[jaxft demo] " in text
-    assert (folder / "keep" / "coordinator.log").exists()
+    assert (keep / "coordinator.log").exists()
 
 
 def test_the_demo_grows_with_the_processes_of_its_groups() -> None:
     assert (storm_of(DemoOptions()).kills, storm_of(DemoOptions()).steps) == (3, 80)
     assert (storm_of(DemoOptions(nproc=2)).kills, storm_of(DemoOptions(nproc=2)).steps) == (6, 120)
     with pytest.raises(LaunchError, match="--nproc must be 1 or more, not 0"):
-        run_demo(DemoOptions(nproc=0, steps=80, kills=1))
+        run_demo(DemoOptions(nproc=0))
 
 
 @pytest.mark.long
@@ -89,8 +85,8 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And at each kill of a member another group lived that had taken part before."""
-    kills, keep = 20, tmp_path / "keep"
-    status, result = run(tmp_path, kills=kills, seed=4, keep=keep, launches=3 + kills)
+    kills = 20
+    status, result = run(tmp_path, kills=kills, seed=4, launches=3 + kills)
     text = capsys.readouterr().out
     assert status == 0, text
     assert (result["kills"], result["steps_lost"], result["double_deaths"]) == (kills, 0, 2)
@@ -103,7 +99,7 @@ def test_every_kill_is_placed_in_the_order_of_the_plan(
     hits = [(hit["strike"], hit["group"], hit["aim"]) for hit in result["hits"]]
     assert sorted(hits) == sorted(planned)
     assert [hit[0] for hit in hits] == sorted(hit[0] for hit in planned)
-    assert {path.suffix for path in (keep / "storm").iterdir()} >= {".log", ".jsonl", ".phase"}
+    assert {path.suffix for path in (tmp_path / "keep" / "storm").iterdir()} >= {".log", ".jsonl", ".phase"}
 
 
 @pytest.mark.long
@@ -131,14 +127,11 @@ def test_kills_that_do_not_fit_make_it_fail(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_another_state_in_the_end_makes_it_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = {"only": "group-2", "phases": "vote,compute", "seed": 7}
+    flags = {"phases": "vote,compute", "seed": 7}
     status, result = run(tmp_path, ("--digest-again", "other"), kills=1, launches=3 + 1, **flags)
     assert (status, result["digests_equal"], result["matches_undisturbed"]) == (1, False, False)
-    assert result["hit_groups"] == {"group-0": 0, "group-1": 0, "group-2": 1}
     assert set(result["aimed_phases"]) <= {"vote", "compute"}
-    text = capsys.readouterr().out
-    assert "VERDICT: FAILED." in text
-    assert "run the same command with --seed 7 --keep FOLDER" in text
+    assert "VERDICT: FAILED." in capsys.readouterr().out
 
 
 def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit() -> None:
@@ -151,16 +144,12 @@ def test_a_storm_by_time_has_as_many_faults_and_steps_as_fit() -> None:
 
 def test_what_cannot_be_is_an_error_before_anything_starts(tmp_path: Path) -> None:
     keep = tmp_path / "keep"
-    for options, error in (
-        (LabChaosOptions(phases="voting", keep=keep), "--phases does not know voting"),
-        (LabChaosOptions(json=tmp_path / "none" / "verdict.json", keep=keep), "cannot be written"),
-    ):
-        with pytest.raises(LaunchError, match=error):
-            run_chaos(options, **fakes(launches=3))
+    with pytest.raises(LaunchError, match="--phases does not know voting"):
+        run_chaos(LabChaosOptions(phases="voting", keep=keep), **fakes(launches=3))
     assert not keep.exists()
 
 
-def test_a_coordinator_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
+def test_a_coordinator_that_does_not_start_is_an_error_with_its_log() -> None:
     broken = (sys.executable, "-S", "-c", "import sys; sys.exit('no port left')")
     with pytest.raises(
         LaunchError, match=r"(?s)The coordinator ended at once, with exit status 1.*no port left"
@@ -176,7 +165,7 @@ def test_a_job_that_hangs_is_ended_and_its_clock_starts_with_the_groups(
     clock = SimpleNamespace(now_s=0.0, waited=0)
     clock.time = lambda: clock.now_s
 
-    def sleep(seconds: float) -> None:
+    def sleep(_: float) -> None:
         clock.now_s += 10.0
         clock.waited += 1
 
@@ -187,8 +176,8 @@ def test_a_job_that_hangs_is_ended_and_its_clock_starts_with_the_groups(
     monkeypatch.setattr("jaxft_launch.storm._runs.time", clock)
     with Processes(tmp_path, cwd=tmp_path) as processes:
         program, display = Program(words=silent, steps=5), Display(sys.stdout, name="test")
-        job = Job("silent", ("group-0",), program, processes=processes, display=display, coordinator=None)
-        record = run_job(job, display, Storm(display, ()), title="silent", silence_timeout_s=50.0)
+        job = Job("silent", ("group-0",), program, Place(processes, display))
+        record = run_job(job, display, Storm(display, (), times=Times(silence_s=50.0)), title="silent")
         assert job.current("group-0").child.exit_code() is not None
     assert record.problems == ("the job hangs: no group reported a step for 50 s",)
     assert clock.now_s >= begins_s + 50.0
@@ -228,18 +217,3 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (ProcessLookupError, FileNotFoundError):
         return False
-
-
-def test_the_trainers_get_the_flags_that_the_examples_know() -> None:
-    """So that a renamed flag fails here and not in the demo."""
-    import tyro
-
-    from examples.llama3._flags import Flags
-    from lab._examples import EXAMPLES, flags_of, program_of
-
-    example = EXAMPLES["llama3"]
-    program = program_of(example.trainer, 3, flags_of(example, groups=3, folder=Path("run")))
-    words = program.command(job="j", group="g", coordinator="c:1", events=Path("e.jsonl"))
-    flags = tyro.cli(Flags, args=words[len(example.trainer) :])
-    assert (flags.group, flags.steps, flags.fsdp, flags.cpu_devices) == ("g", 3, 2, 2)
-    assert flags.digest_at_end

@@ -12,9 +12,9 @@ from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import FinishedEvent, StepEvent
 from jaxft_launch.storm._faults import Victim
-from jaxft_launch.storm._job import Job, Program
+from jaxft_launch.storm._job import Job, Place, Program
 from jaxft_launch.storm._schedule import Strike
-from jaxft_launch.storm._storm import LATE_STEPS, Storm
+from jaxft_launch.storm._storm import LATE_STEPS, Storm, Times
 from tests import patience
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -43,7 +43,7 @@ class FakeChild:
 
 
 class FakeProcesses(Processes):
-    def start(self, name: str, command: Any, **options: Any) -> Any:
+    def start(self, *_: Any, **__: Any) -> Any:
         return FakeChild()
 
 
@@ -51,7 +51,7 @@ def make_job(folder: Path, *, steps: int = 1000) -> Job:
     program = Program(words=("train",), steps=steps, takes_orders=True)
     processes = FakeProcesses(folder, cwd=folder)
     display = Display(io.StringIO(), name="test")
-    job = Job("storm", GROUPS, program, processes=processes, display=display, coordinator=None)
+    job = Job("storm", GROUPS, program, Place(processes, display))
     job.poll()
     assert job.has_begun
     return job
@@ -117,7 +117,7 @@ def test_a_strike_waits_for_its_step(tmp_path: Path) -> None:
     ],
 )
 def test_it_waits_for_its_victims_and_for_somebody_else_who_holds_the_state(
-    tmp_path: Path, victims: tuple[str, ...], members: tuple[str, ...], falls: bool
+    tmp_path: Path, victims: tuple[str, ...], members: tuple[str, ...], *, falls: bool
 ) -> None:
     job = make_job(tmp_path)
     commit(job, 9, *members)
@@ -176,11 +176,11 @@ def test_a_phase_of_a_return_is_ordered_at_the_launch_and_hit_as_a_member_if_it_
 
 
 @pytest.mark.parametrize("to_the_end", [False, True])
-def test_steps_are_not_stretched_once_all_victims_are_back(tmp_path: Path, to_the_end: bool) -> None:
+def test_steps_are_not_stretched_once_all_victims_are_back(tmp_path: Path, *, to_the_end: bool) -> None:
     """Unless the storm is to last for a set time."""
     display = Display(io.StringIO(), name="test")
     job = make_job(tmp_path)
-    storm = Storm(display, (at(5, "group-1"),), lasts_s=500.0, to_the_end=to_the_end)
+    storm = Storm(display, (at(5, "group-1"),), times=Times(lasts_s=500.0, to_the_end=to_the_end))
 
     def pace_s(step: int, *members: str) -> float:
         job.poll()

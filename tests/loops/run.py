@@ -20,10 +20,6 @@ RAW = "https://raw.githubusercontent.com"
 FETCH_S = 60
 INSTALL_S = 1200.0
 RUN_S = 1800
-# The kills fall into these phases of a step, over this time: the last victim must return on a busy machine.
-PHASES = "compute,exchange,vote,apply"
-MINUTES = 1.5
-SILENCE_S = 600
 
 
 @dataclass(frozen=True)
@@ -118,13 +114,12 @@ def run(
     `extra` holds more arguments of the loop's program.
     """
     folder = program.parent
-    verdict, corpus = folder / "verdict.json", folder / "corpus.txt"
+    verdict, corpus = folder / "runs" / "verdict.json", folder / "corpus.txt"
     corpus.write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(1000)))
     arguments = f"{loop.header.get('arguments', '')} {extra}".replace("{corpus}", str(corpus)).split()
     jaxft = str(python.with_name("jaxft"))
     command = [jaxft, "chaos", "--kills", str(kills), "--groups", str(groups), "--seed", str(seed)]
-    command += ["--phases", PHASES, "--minutes", str(MINUTES), "--silence-timeout-s", str(SILENCE_S)]
-    command += ["--json", str(verdict), "--keep", str(folder / "runs")]
+    command += ["--keep", str(verdict.parent)]
     with (folder / "chaos.log").open("w") as log:
         subprocess.run(
             [*command, "--", str(python), str(program), *arguments],

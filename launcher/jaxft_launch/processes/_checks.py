@@ -81,9 +81,3 @@ def check_new_folder(folder: Path) -> None:
     """Raise a LaunchError unless the folder is empty or does not exist: old event files would be read as new."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LaunchError(f"--keep {folder} exists and is not an empty folder. Name a new one.")
-
-
-def check_json_file(file: Path) -> None:
-    """Raise a LaunchError now if the result could not be written at the end."""
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        raise LaunchError(f"--json {file} cannot be written: name a file in a folder that exists.")

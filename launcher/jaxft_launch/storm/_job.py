@@ -76,6 +76,15 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job runs: what starts its processes, its lines, and how many processes each group has."""
+
+    processes: Processes
+    display: Display
+    nproc: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Rank:
     """A process of a group. Its pipe of orders and its phase file are beside `files`."""
 
@@ -188,24 +197,23 @@ class Job:
         name: str,
         groups: Sequence[str],
         program: Program,
+        place: Place,
         *,
-        processes: Processes,
-        display: Display,
-        coordinator: Coordinator | None,
+        coordinator: Coordinator | None = None,
         doors: Doors | None = None,
-        nproc: int = 1,
     ) -> None:
         """Start nothing yet: `poll` does.
 
-        `processes` belong to this job alone, and `coordinator` is None for a single group without one. `doors`: a
-        proxy in front of the coordinator and the groups. What the supervisor tells is in the file supervisor.log.
+        The processes of `place` belong to this job alone. `coordinator`: None for a group without one. `doors`:
+        a proxy in front of the coordinator and the groups. The supervisor's lines are in the file supervisor.log.
         """
+        processes = place.processes
         self.name = name
         self.groups = tuple(groups)
         self.program = program
-        self.nproc = nproc
+        self.nproc = place.nproc
         self._processes = processes
-        self._display = display
+        self._display = place.display
         self._log = processes.folder / "supervisor.log"
         self._incarnations: dict[str, list[Incarnation]] = {group: [] for group in groups}
         self._kills: list[Kill] = []

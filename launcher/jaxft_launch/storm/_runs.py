@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,19 +18,19 @@ from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display, View
 from jaxft_launch.storm._faults import COORDINATOR
 from jaxft_launch.storm._harms import Reach
-from jaxft_launch.storm._job import Incarnation, Job, Program
+from jaxft_launch.storm._job import Doors, Incarnation, Job, Place, Program
 from jaxft_launch.storm._network import Network
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._report import storm_json, storm_text
 from jaxft_launch.storm._schedule import Strike
-from jaxft_launch.storm._storm import FIRST_RETURN_S, MOST_PACE_S, Storm
+from jaxft_launch.storm._storm import Storm, Times
 from jaxft_launch.storm._verdict import Verdict
 
 # Also the precision of the live output; the verdict uses the groups' own times.
 POLL_S = 0.02
-# The job hangs if there is no step for this long; a cold start compiles in less.
-SILENCE_TIMEOUT_S = 180.0
+# The verdict, in the folder of --keep.
+VERDICT = "verdict.json"
 # Until all groups run: each waits for its warm process.
 START_TIMEOUT_S = 1800.0
 
@@ -40,18 +40,10 @@ def run_storm(
     program: Program,
     strikes: Sequence[Strike],
     coordinator: Coordinator,
-    processes: Processes,
-    display: Display,
-    *,
-    nproc: int = 1,
-    lasts_s: float | None = None,
-    to_the_end: bool = True,
-    return_s: float = FIRST_RETURN_S,
-    most_pace_s: float = MOST_PACE_S,
-    silence_timeout_s: float = SILENCE_TIMEOUT_S,
-    silence_advice: str = "",
+    place: Place,
+    times: Times,
 ) -> RunRecord:
-    """Train under the storm, through the fault-injecting network if a fault needs it. For the rest see `Storm`."""
+    """Train under the storm, through the fault-injecting network if a fault needs it."""
     network: Network | None = None
     job: Job
 
@@ -64,121 +56,110 @@ def run_storm(
         if any(victim.kind.on_the_network for strike in strikes for victim in strike.victims):
             network = stack.enter_context(Network(groups, where))
         job = stack.enter_context(
-            job_of(
-                "storm",
-                groups,
-                program,
-                processes=processes,
-                display=display,
-                coordinator=coordinator,
-                doors=network,
-                nproc=nproc,
-            )
+            job_of("storm", groups, program, place, coordinator=coordinator, doors=network)
         )
-        storm = Storm(
-            display,
-            strikes,
-            Reach(network=network, coordinator=coordinator),
-            lasts_s=lasts_s,
-            to_the_end=to_the_end,
-            return_s=return_s,
-            most_pace_s=most_pace_s,
-        )
-        record = run_job(
-            job,
-            display,
-            storm,
-            title="storm",
-            silence_timeout_s=silence_timeout_s,
-            silence_advice=silence_advice,
-        )
+        storm = Storm(place.display, strikes, Reach(network=network, coordinator=coordinator), times)
+        record = run_job(job, place.display, storm, title="storm")
         return replace(record, planned_faults=storm.planned_faults, undamaged=storm.undamaged)
 
 
 @contextlib.contextmanager
 def job_of(
-    name: str, groups: Sequence[str], program: Program, *, processes: Processes, **options: Any
+    name: str,
+    groups: Sequence[str],
+    program: Program,
+    place: Place,
+    *,
+    coordinator: Coordinator | None = None,
+    doors: Doors | None = None,
 ) -> Iterator[Job]:
-    """Yield a job whose processes have a separate folder beneath the folder of `processes`."""
-    folder = processes.folder / name
+    """Yield a job whose processes have a separate folder beneath the folder of `place`."""
+    folder = place.processes.folder / name
     folder.mkdir()
-    with Processes(folder, cwd=processes.cwd) as own:
-        yield Job(name, groups, program, processes=own, **options)
+    with Processes(folder, cwd=place.processes.cwd) as own:
+        yield Job(name, groups, program, replace(place, processes=own), coordinator=coordinator, doors=doors)
 
 
 def conclude(options: StormOptions, verdict: Verdict, record: RunRecord) -> int:
-    """Print the verdict of a storm and write it to the file in the options; return the exit status."""
+    """Print the verdict of a storm, and write it to the folder that is kept; return the exit status."""
     text = storm_text(verdict, record, seed=options.seed)
     return report(options, verdict, text=text, result=storm_json(verdict, record, seed=options.seed))
 
 
 def report(options: StormOptions, verdict: Verdict, *, text: str, result: Mapping[str, Any]) -> int:
-    """Print a verdict and write it to the file in the options; return the exit status."""
+    """Print a verdict, and write it to the folder that is kept; return the exit status."""
     sys.stdout.write(f"\n{text}\n")
     if options.keep is None and not (verdict.ok or verdict.incomplete):
         sys.stdout.write(
             f"To investigate, run the same command with --seed {options.seed} --keep FOLDER, which keeps all "
             "logs and event files.\n"
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
+    if options.keep is not None:
+        (options.keep / VERDICT).write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
     return 0 if verdict.ok else 1
 
 
-def run_job(
-    job: Job,
-    display: Display,
-    storm: Storm,
-    *,
-    title: str,
-    silence_timeout_s: float = SILENCE_TIMEOUT_S,
-    silence_advice: str = "",
-) -> RunRecord:
+def run_job(job: Job, display: Display, storm: Storm, *, title: str) -> RunRecord:
     """Run all groups, let the storm strike, and return what happened once every group has ended.
 
     A group that fails by itself, or a job that hangs, ends the run at once. It becomes a problem in the record, and
-    the end of the failed process's log is shown; `silence_advice` follows the words about a job that hangs. A group
-    that is away when the job is over ends the run as well: the job was too short.
+    the end of the failed process's log is shown. A group that is away when the job is over ends the run as well: the
+    job was too short.
     """
-    problems: list[str] = []
-    too_short = ""
-    begun_s = began_s = time.time()
-    while not (problems or too_short):
+    end = _await_start(job)
+    began_s = time.time()
+    while end is None:
         job.poll()
-        if not job.has_begun:
-            # Its clock starts with the groups: on a busy machine, warm processes need minutes.
-            began_s = time.time()
-            if began_s - begun_s > START_TIMEOUT_S:
-                problems.append(f"not all groups were started within {START_TIMEOUT_S:.0f} s")
-            time.sleep(POLL_S)
-            continue
         display.show(view_of(job, title=title))
         storm.tell(job)
-        if failed := job.failed():
-            display.say(failed.failing.log_tail())
-            if failed.status == 0 and job.committed_step == job.program.steps:
-                too_short = (
-                    f"{failed.failing.name} returned only after the job was over; give the job more steps"
-                )
-            else:
-                problems.append(failure_text(failed))
-        elif job.over:
-            if absent := job.absent():
-                too_short = f"{', '.join(absent)} was away when the job was over; give the job more steps"
-            break
-        elif time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_timeout_s:
-            problems.append(
-                f"the job hangs: no group reported a step for {silence_timeout_s:.0f} s{silence_advice}"
-            )
-            for group in job.groups:
-                display.say(job.current(group).child.log_tail())
-        else:
+        end = _end_of(job, display, began_s, storm.times.silence_s)
+        if end is None:
             storm.strike(job)
         time.sleep(POLL_S)
     job.end()
     if job.has_begun:
         storm.tell(job)
-    return job.record(planned_kills=storm.planned_kills, problems=problems, too_short=too_short)
+    return job.record(planned_kills=storm.planned_kills, problems=end.problems, too_short=end.too_short)
+
+
+@dataclass(frozen=True)
+class _End:
+    """Why a run is over: all groups have finished, a problem, or steps that were too few."""
+
+    problems: tuple[str, ...] = ()
+    too_short: str = ""
+
+
+def _await_start(job: Job) -> _End | None:
+    """Wait until all groups run, before the job's clock starts: on a busy machine, warm processes need minutes."""
+    begun_s = time.time()
+    while True:
+        job.poll()
+        if job.has_begun:
+            return None
+        if time.time() - begun_s > START_TIMEOUT_S:
+            return _End((f"not all groups were started within {START_TIMEOUT_S:.0f} s",))
+        time.sleep(POLL_S)
+
+
+def _end_of(job: Job, display: Display, began_s: float, silence_s: float) -> _End | None:
+    """Return why a run is over now; None if it is not."""
+    if failed := job.failed():
+        display.say(failed.failing.log_tail())
+        if failed.status == 0 and job.committed_step == job.program.steps:
+            name = failed.failing.name
+            return _End(too_short=f"{name} returned only after the job was over; give the job more steps")
+        return _End((failure_text(failed),))
+    if job.over:
+        away = ", ".join(job.absent())
+        return _End(
+            too_short=f"{away} was away when the job was over; give the job more steps" if away else ""
+        )
+    if time.time() - max(began_s, job.last_event_t_s or 0.0) > silence_s:
+        for group in job.groups:
+            display.say(job.current(group).child.log_tail())
+        return _End((f"the job hangs: no group reported a step for {silence_s:.0f} s",))
+    return None
 
 
 def view_of(job: Job, *, title: str) -> View:

@@ -38,6 +38,18 @@ AT_BEGINNING_SHARE = 0.5
 FIRST_STEP = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """What a plan is made of: kinds of faults, the phases of kills and hangs, and the job's timeouts."""
+
+    faults: Sequence[FaultKind] = (FaultKind.KILL,)
+    phases: Sequence[str] = PHASES
+    timeouts: Timeouts = SHIPPED
+
+
+KILLS = Kinds()
+
+
 @dataclass(frozen=True, slots=True)
 class Strike:
     """Faults that occur together, once the job has committed `step` steps."""
@@ -66,10 +78,7 @@ def plan_strikes(
     kills: int,
     seed: int,
     last_step: int,
-    only: Sequence[str] = (),
-    phases: Sequence[str] = PHASES,
-    faults: Sequence[FaultKind] = (FaultKind.KILL,),
-    timeouts: Timeouts = SHIPPED,
+    kinds: Kinds = KILLS,
 ) -> tuple[Strike, ...]:
     """Return strikes with `kills` faults in total, in the order of their steps, none later than `last_step`.
 
@@ -80,20 +89,17 @@ def plan_strikes(
         kills: the number of faults of any kind; by default, of processes to kill.
         seed: determines the plan.
         last_step: the latest step for the last strike, in committed steps.
-        only: strike only these groups. Empty: all groups.
-        phases: restrict kills and hangs to these phases.
-        faults: the kinds of faults.
-        timeouts: the job's timeouts.
+        kinds: what the faults are; by default, kills in all phases.
 
     Raises:
         LaunchError: there is no such plan.
     """
-    _check(groups, kills=kills, last_step=last_step, only=only, phases=phases, faults=faults)
+    _check(groups, kills=kills, last_step=last_step, kinds=kinds)
     rng = random.Random(seed)
-    if tuple(faults) == (FaultKind.KILL,):
-        dealt = _deal(rng, groups, only or groups, _deck(rng, kills, phases))
+    if tuple(kinds.faults) == (FaultKind.KILL,):
+        dealt = _deal(rng, groups, _deck(rng, kills, kinds.phases))
     else:
-        dealt = _deal_all_kinds(rng, groups, only or groups, kills, phases, faults, timeouts)
+        dealt = _deal_all_kinds(rng, groups, kills, kinds)
     gaps = [_gap(rng, former, victims) for former, victims in zip([(), *dealt], dealt, strict=False)]
     unit_steps = (last_step - FIRST_STEP) / max(1.0, sum(gaps))
     strikes: list[Strike] = []
@@ -119,64 +125,46 @@ def deal_ranks(strikes: Sequence[Strike], *, nproc: int, seed: int) -> tuple[Str
     return tuple(replace(strike, victims=tuple(map(dealt, strike.victims))) for strike in strikes)
 
 
-def _check(
-    groups: Sequence[str],
-    *,
-    kills: int,
-    last_step: int,
-    only: Sequence[str],
-    phases: Sequence[str],
-    faults: Sequence[FaultKind],
-) -> None:
+def _check(groups: Sequence[str], *, kills: int, last_step: int, kinds: Kinds) -> None:
     if len(groups) < 2:
         raise LaunchError(f"A storm needs at least 2 groups, not {len(groups)}: one must keep the state.")
     if kills < 1:
         raise LaunchError(f"--kills must be 1 or more, not {kills}.")
     if last_step <= FIRST_STEP:
         raise LaunchError(f"The job is too short: strikes start after step {FIRST_STEP}. Give it more steps.")
-    if unknown := set(only) - set(groups):
-        raise LaunchError(
-            f"--only does not know {', '.join(sorted(unknown))}; the groups are {', '.join(groups)}."
-        )
-    if unknown := set(phases) - set(PHASES):
+    if unknown := set(kinds.phases) - set(PHASES):
         raise LaunchError(
             f"--phases does not know {', '.join(sorted(unknown))}; the phases are {', '.join(PHASES)}."
         )
-    if not faults:
+    if not kinds.faults:
         raise LaunchError(f"--faults is empty; the kinds are {', '.join(FAULTS)}.")
-    if set(phases) <= set(RETURN_PHASES):
+    if set(kinds.phases) <= set(RETURN_PHASES):
         raise LaunchError(
-            f"--phases {','.join(phases)} hits only returning groups, but no group would ever leave. Name "
+            f"--phases {','.join(kinds.phases)} hits only returning groups, but no group would ever leave. Name "
             "at least one other phase."
         )
 
 
 def _deal_all_kinds(
-    rng: random.Random,
-    groups: Sequence[str],
-    candidates: Sequence[str],
-    count: int,
-    phases: Sequence[str],
-    faults: Sequence[FaultKind],
-    timeouts: Timeouts,
+    rng: random.Random, groups: Sequence[str], count: int, kinds: Kinds
 ) -> list[tuple[Victim, ...]]:
     """Give every fault a victim, all kinds equally often. A kill on a return stays after the kill that caused it."""
-    kinds = _evenly(rng, count, faults)
+    drawn = _evenly(rng, count, kinds.faults)
     hands: list[list[tuple[Victim, ...]]] = []
-    kills = kinds.count(FaultKind.KILL)
-    for victims in _deal(rng, groups, candidates, _deck(rng, kills, phases)) if kills else []:
+    kills = drawn.count(FaultKind.KILL)
+    for victims in _deal(rng, groups, _deck(rng, kills, kinds.phases)) if kills else []:
         if victims[0].phase in RETURN_PHASES:
             hands[-1].append(victims)
         else:
             hands.append([victims])
     struck: Counter[str] = Counter()
-    for kind in kinds:
+    for kind in drawn:
         if kind is FaultKind.KILL:
             continue
-        (group,) = _least_struck(rng, struck, candidates, 1)
+        (group,) = _least_struck(rng, struck, groups, 1)
         struck[group] += 1
         other = rng.choice([name for name in groups if name != group])
-        hands.append([draw(rng, kind, group, other, phases, timeouts)])
+        hands.append([draw(rng, kind, group, other, kinds.phases, kinds.timeouts)])
     rng.shuffle(hands)
     return [victims for hand in hands for victims in hand]
 
@@ -201,14 +189,12 @@ def _deck(rng: random.Random, kills: int, phases: Sequence[str]) -> list[str]:
     return deck
 
 
-def _deal(
-    rng: random.Random, groups: Sequence[str], candidates: Sequence[str], deck: list[str]
-) -> list[tuple[Victim, ...]]:
+def _deal(rng: random.Random, groups: Sequence[str], deck: list[str]) -> list[tuple[Victim, ...]]:
     """Give every phase of the deck a victim."""
     struck: Counter[str] = Counter()
     dealt: list[tuple[Victim, ...]] = []
     on_members = sum(phase not in RETURN_PHASES for phase in deck)
-    can_double = len(groups) > 2 and len(candidates) > 1
+    can_double = len(groups) > 2
     doubles = min(round(DOUBLES_PER_KILL * len(deck)), on_members // 2) if can_double else 0
     singles = on_members - 2 * doubles
     while deck:
@@ -221,7 +207,7 @@ def _deal(
                 phases.append(deck.pop(next(i for i, phase in enumerate(deck) if phase not in RETURN_PHASES)))
             else:
                 singles -= 1
-            names = _least_struck(rng, struck, candidates, len(phases))
+            names = _least_struck(rng, struck, groups, len(phases))
         struck.update(names)
         dealt.append(tuple(Victim(*pair, _depth(rng, pair[1])) for pair in zip(names, phases, strict=True)))
     return dealt

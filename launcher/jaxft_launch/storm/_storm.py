@@ -13,6 +13,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxft._supervised._phase_file import read_word, words_beside
 from jaxft_launch.storm._display import Display
@@ -34,6 +35,25 @@ MOST_PACE_S = 2.0
 PACE_UNIT_S = 0.05
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long a storm and its parts take.
+
+    Attributes:
+        lasts_s: how long the storm should last, if steps are made longer for it.
+        to_the_end: whether it should also last that long if all victims are back earlier.
+        return_s: how long the first return is expected to take.
+        most_pace_s: by how much a step may be made longer.
+        silence_s: the job hangs if no group commits a step for this long; a cold start compiles in less.
+    """
+
+    lasts_s: float | None = None
+    to_the_end: bool = True
+    return_s: float = FIRST_RETURN_S
+    most_pace_s: float = MOST_PACE_S
+    silence_s: float = 180.0
+
+
 class Storm:
     """Watches a job and strikes as planned. The job's supervisor restarts the victims."""
 
@@ -42,37 +62,21 @@ class Storm:
         display: Display,
         strikes: Sequence[Strike],
         reach: Reach | None = None,
-        *,
-        lasts_s: float | None = None,
-        to_the_end: bool = True,
-        return_s: float = FIRST_RETURN_S,
-        most_pace_s: float = MOST_PACE_S,
+        times: Times | None = None,
     ) -> None:
-        """Follow a plan. Faults other than kills, stops and hangs need `reach`.
-
-        Args:
-            display: where to tell what happens.
-            strikes: the plan.
-            reach: what faults of the network and of the coordinator go through.
-            lasts_s: how long the storm should last, if steps are made longer for it.
-            to_the_end: whether it should also last that long if all victims are back earlier.
-            return_s: how long the first return is expected to take.
-            most_pace_s: by how much a step may be made longer.
-        """
+        """Follow a plan. Faults of the network and of the coordinator go through `reach`."""
         victims = [victim for strike in strikes for victim in strike.victims]
         self.planned_kills = sum(victim.kind is FaultKind.KILL for victim in victims)
         self.planned_faults = len(victims) - self.planned_kills
         self.undamaged = 0
         self._display = display
         self._reach = reach or Reach()
-        self._lasts_s = lasts_s
-        self._to_the_end = to_the_end
+        self.times = times or Times()
         self._began_s: float | None = None
         self._waiting = deque(enumerate(strikes))
         self._under_way: list[Death | Harm] = []
         self._boot_s = FIRST_BOOT_S
-        self._return_s = return_s
-        self._most_pace_s = most_pace_s
+        self._return_s = self.times.return_s
         self._away_since_s: dict[str, float] = {}
         self._due_step = 0
         self._pace_s = 0.0
@@ -152,14 +156,15 @@ class Storm:
 
     def _pace_for_the_time(self, job: Job) -> float:
         """Return how much longer each step must take for the storm to last as long as it should."""
-        if self._lasts_s is None or (self._is_done and not self._to_the_end):
+        lasts_s = self.times.lasts_s
+        if lasts_s is None or (self._is_done and not self.times.to_the_end):
             return 0.0
         if job.committed_step == 0:  # quick steps would end before they could be made longer
-            return self._in_units(self._lasts_s / _steps_left(job))
+            return self._in_units(lasts_s / _steps_left(job))
         now_s = time.time()
         if self._began_s is None:
             self._began_s = now_s
-        left_s = self._began_s + self._lasts_s - now_s
+        left_s = self._began_s + lasts_s - now_s
         newest = [job.current(group).steps[-1] for group in job.groups if job.current(group).live]
         # What a step takes without the pace, which is part of the measurement.
         own_s = max(0.0, min((event.seconds for event in newest), default=0.0) - self._pace_s)
@@ -171,7 +176,7 @@ class Storm:
         return not (self._waiting or self._under_way or self._away_since_s)
 
     def _in_units(self, pace_s: float) -> float:
-        return min(math.ceil(pace_s / PACE_UNIT_S) * PACE_UNIT_S, self._most_pace_s)
+        return min(math.ceil(pace_s / PACE_UNIT_S) * PACE_UNIT_S, self.times.most_pace_s)
 
     def _learn_boot(self, incarnation: Incarnation) -> None:
         word = read_word(words_beside(incarnation.events.path))

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from jaxft_launch.processes._checks import LaunchError, check_command, check_installed, check_json_file
+from jaxft_launch.processes._checks import LaunchError, check_command, check_installed
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator
 from jaxft_launch.processes._processes import Processes
 from jaxft_launch.storm._display import Display
-from jaxft_launch.storm._job import Program
+from jaxft_launch.storm._faults import SHIPPED
+from jaxft_launch.storm._job import Place, Program
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import RunRecord
 from jaxft_launch.storm._runs import (
-    SILENCE_TIMEOUT_S,
     conclude,
     failure_text,
     job_of,
@@ -29,7 +29,7 @@ from jaxft_launch.storm._runs import (
     run_storm,
     signals_as_exit,
 )
-from jaxft_launch.storm._storm import MOST_PACE_S, Storm
+from jaxft_launch.storm._storm import MOST_PACE_S, Storm, Times
 from jaxft_launch.storm._verdict import Verdict, first_difference, judge, s_per_step_of
 
 # The time for a fault and the return of its victim, at least.
@@ -42,7 +42,10 @@ PACE_SHARE = 1 / 12
 TAIL_SHARE = 1 / 3
 # Long enough for any plan: used to reject impossible plans before anything is started.
 ANY_STEP = 10**6
-SILENCE_ADVICE = " (compiling may take longer: then pass a larger --silence-timeout-s)"
+# An undisturbed program that commits no step for this long hangs: large models compile for minutes.
+UNDISTURBED_SILENCE_S = 1800.0
+# Under the storm, a job hangs if no step is committed in this many times the time to the first undisturbed step.
+SILENT_BOOTS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +61,6 @@ class ChaosOptions(StormOptions):
     Exit status 0 if every fault was placed, no step was lost and all final states are equal, bit for bit; 1 if not.
     """
 
-    minutes: float | None = None
-    """How long the storm lasts, by making the steps longer. None: 10 s for each fault, or twice the time that the
-    program takes to its first step."""
-    silence_timeout_s: float = SILENCE_TIMEOUT_S
-    """Give up if no group commits a step for this long, which includes starting and compiling."""
-
 
 def run_chaos(
     options: ChaosOptions, words: Sequence[str], *, coordinator: tuple[str, ...] = COORDINATOR
@@ -75,16 +72,12 @@ def run_chaos(
     """
     check_command(words, command="jaxft chaos")
     check_installed(("jaxft_coordinator",), remedy="pip install jaxft-coordinator")
-    if options.minutes is not None and not options.minutes > 0:
-        raise LaunchError(f"--minutes must be more than 0, not {options.minutes:g}.")
     options.plan(last_step=ANY_STEP)
-    if options.json is not None:
-        check_json_file(options.json)
-        options.json.unlink(missing_ok=True)  # a failure must not leave an old verdict
     with signals_as_exit(), run_folder(options.keep, name="jaxft-chaos-") as folder:
         display = Display(sys.stdout, name="jaxft chaos")
         with display, Processes(folder, cwd=Path.cwd()) as processes:
-            runs = _Runs(options, tuple(words), coordinator, processes, display)
+            place = Place(processes, display, options.nproc)
+            runs = _Runs(options, tuple(words), coordinator, place)
             record, verdict = runs.compare()
     return conclude(options, verdict, record)
 
@@ -96,8 +89,15 @@ class _Runs:
     options: ChaosOptions
     words: tuple[str, ...]
     coordinator: tuple[str, ...]
-    processes: Processes
-    display: Display
+    place: Place
+
+    @property
+    def processes(self) -> Processes:
+        return self.place.processes
+
+    @property
+    def display(self) -> Display:
+        return self.place.display
 
     def compare(self) -> tuple[RunRecord, Verdict]:
         """Run the program undisturbed and under the storm; return the record of the storm, and the verdict."""
@@ -105,7 +105,7 @@ class _Runs:
         undisturbed, boot_s = self._undisturbed("undisturbed")
         if undisturbed.problems:
             raise LaunchError(f"The program fails without a storm: {'; '.join(undisturbed.problems)}.")
-        record = self._storm(undisturbed, return_s=max(FAULT_S, BOOTS * boot_s))
+        record = self._storm(undisturbed, boot_s)
         verdict = judge(record, undisturbed)
         # Without a step, it may have found the checkpoint of an earlier run, as it would once more.
         if record.committed_steps and not verdict.differs:
@@ -122,23 +122,9 @@ class _Runs:
         self.display.say(f"the program, {name}, in one group")
         coordinator = Coordinator(self.processes, self.coordinator, name=f"{name}.coordinator")
         program = Program(words=self.words, takes_orders=True)
-        with job_of(
-            name,
-            ("group-0",),
-            program,
-            processes=self.processes,
-            display=self.display,
-            coordinator=coordinator,
-            nproc=self.options.nproc,
-        ) as job:
-            record = run_job(
-                job,
-                self.display,
-                Storm(self.display, ()),
-                title=name,
-                silence_timeout_s=self.options.silence_timeout_s,
-                silence_advice=SILENCE_ADVICE,
-            )
+        with job_of(name, ("group-0",), program, self.place, coordinator=coordinator) as job:
+            storm = Storm(self.display, (), times=Times(silence_s=UNDISTURBED_SILENCE_S))
+            record = run_job(job, self.display, storm, title=name)
         self.processes.end([coordinator.child])
         first = job.current("group-0")
         # A program that we ended because it was silent may end with status 0 too.
@@ -154,39 +140,31 @@ class _Runs:
         _check_fresh(record)
         return record, first.steps[0].t_s - first.launched_s if first.steps else 0.0
 
-    def _storm(self, undisturbed: RunRecord, *, return_s: float) -> RunRecord:
+    def _storm(self, undisturbed: RunRecord, boot_s: float) -> RunRecord:
         options, steps = self.options, undisturbed.planned_steps
         strikes = options.plan(last_step=steps - round(TAIL_SHARE * steps))
         flags = options.coordinator_flags(self.processes.folder / "coordinator")
         coordinator = Coordinator(self.processes, (*self.coordinator, *flags))
-        lasts_s = 60 * options.minutes if options.minutes is not None else return_s * options.kills
-        most_pace_s = max(MOST_PACE_S, PACE_SHARE * options.failure_timeout_s)
+        return_s = max(FAULT_S, BOOTS * boot_s)
+        lasts_s = return_s * options.kills
+        most_pace_s = max(MOST_PACE_S, PACE_SHARE * SHIPPED.failure_s)
         own_s = s_per_step_of(undisturbed) or 0.0
-        to_the_end = options.minutes is not None
         if few := few_steps_text(steps, own_s=own_s, most_pace_s=most_pace_s, lasts_s=lasts_s):
             self.display.say(few)
-        slowed = slowed_text(
-            steps, own_s=own_s, most_pace_s=most_pace_s, lasts_s=lasts_s, to_the_end=to_the_end
-        )
+        slowed = slowed_text(steps, own_s=own_s, most_pace_s=most_pace_s, lasts_s=lasts_s)
         self.display.say(
             f"the same {steps} steps in {options.groups} groups, {options.kills} {options.what}, "
             f"--seed {options.seed}{slowed}"
         )
-        record = run_storm(
-            options.group_names,
-            Program(words=self.words, steps=steps, takes_orders=True),
-            strikes,
-            coordinator,
-            self.processes,
-            self.display,
-            nproc=options.nproc,
+        times = Times(
             lasts_s=lasts_s,
-            to_the_end=to_the_end,
+            to_the_end=False,
             return_s=return_s,
             most_pace_s=most_pace_s,
-            silence_timeout_s=options.silence_timeout_s,
-            silence_advice=SILENCE_ADVICE,
+            silence_s=max(Times().silence_s, SILENT_BOOTS * boot_s),
         )
+        program = Program(words=self.words, steps=steps, takes_orders=True)
+        record = run_storm(options.group_names, program, strikes, coordinator, self.place, times)
         self.processes.end([coordinator.child])
         _check_fresh(record)
         return record
@@ -246,9 +224,8 @@ def few_steps_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: flo
     )
 
 
-def slowed_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: float, to_the_end: bool) -> str:
+def slowed_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: float) -> str:
     """Return for what the steps are slowed down; "" if they need not be, or if even that is not enough."""
     if not steps * own_s < lasts_s <= steps * (own_s + most_pace_s):
         return ""
-    what = "this lasts" if to_the_end else "the faults have"
-    return f"; steps are slowed down so that {what} {lasts_s:.0f} s"
+    return f"; steps are slowed down so that the faults have {lasts_s:.0f} s"
