@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 FAKE = (sys.executable, "-S", str(HERE / "fake_rank.py"), "{folder}")
 # No process of these tests dials it.
 NOWHERE = ("--coordinator", "localhost:1")
+# `jaxft` whose groups wait for a second for missing devices.
+IMPATIENT = "tests.launch.impatient"
 
 
 @dataclass
@@ -79,11 +81,17 @@ def _words(folder: Path, *words: str, program: tuple[str, ...]) -> tuple[str, ..
 
 
 @contextlib.contextmanager
-def launch(folder: Path, *words: str, program: tuple[str, ...], **environment: str) -> Iterator[Launch]:
-    """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends."""
+def launch(
+    folder: Path,
+    *words: str,
+    program: tuple[str, ...],
+    module: str = "jaxft_launch",
+    **environment: str,
+) -> Iterator[Launch]:
+    """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends. `module`: another one that runs `jaxft`."""
     out = folder.with_name(f"{folder.name}.out")
     arguments = _words(folder, *words, program=program)
-    process = Script("jaxft_launch", arguments, out, folder=HERE.parents[1], variables=environment)
+    process = Script(module, arguments, out, folder=HERE.parents[1], variables=environment)
     try:
         yield Launch(process, folder, out)
     finally:

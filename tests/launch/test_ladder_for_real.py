@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import patience
-from tests.launch.launches import Launch, launch
+from tests.launch.launches import IMPATIENT, Launch, launch
 from tests.shared import compiled_environment
 
 STEPS = 120
@@ -40,10 +40,9 @@ def until_trains_on(running: Launch, group: str, devices: int) -> None:
 def test_four_devices_then_two_then_four(tmp_path: Path) -> None:
     working = tmp_path / "working"
     working.write_text("0 1 2 3 4 5 6 7")
-    words = ("--groups", "2", "--devices", "0,1,2,3,4,5,6,7", "--rungs", "4,2,1")
-    words += ("--probe", shlex.join(("cat", str(working))), "--rung-after-s", "1")
+    words = ("--groups", "2", "--rungs", "4,2,1", "--probe", shlex.join(("cat", str(working))))
     environment = {"JAX_PLATFORMS": "cpu", **compiled_environment()}
-    with launch(tmp_path / "run", *words, program=PROGRAM, **environment) as running:
+    with launch(tmp_path / "run", *words, program=PROGRAM, module=IMPATIENT, **environment) as running:
         until_trains_on(running, "group-0", 4)
         until_trains_on(running, "group-1", 4)
         working.write_text("0 1 2 3 4 7")

@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 
 from tests import patience
-from tests.launch.launches import FAKE, HERE, NOWHERE, Launch, fakes, is_alive, launch, launch_command
+from tests.launch.launches import (
+    FAKE,
+    HERE,
+    IMPATIENT,
+    NOWHERE,
+    Launch,
+    fakes,
+    is_alive,
+    launch,
+    launch_command,
+)
 
 pytestmark = pytest.mark.processes
 ABSOLUTE = os.pathsep.join(
@@ -285,9 +295,8 @@ def test_a_critical_check_drains_a_group_until_it_is_well(folder: Path, tmp_path
     assert "group-1 is not started here until its check is OK: no fabric" in running.text()
 
 
-def probed(working: Path, after_s: str) -> tuple[str, ...]:
-    words = ("sh", "-c", 'cat "$1"', "sh", str(working))
-    return ("--probe", shlex.join(words), "--rung-after-s", after_s)
+def probed(working: Path) -> tuple[str, ...]:
+    return ("--probe", shlex.join(("sh", "-c", 'cat "$1"', "sh", str(working))))
 
 
 def started(running: Launch, group: str) -> list[list[str]]:
@@ -303,9 +312,8 @@ def test_a_group_comes_back_smaller_and_climbs_when_its_device_is_back(folder: P
         f"{stays} env:JAX_NUM_CPU_DEVICES env:JAXFT_OTHER_MESHES drains:5 steps:5 mute",
         "env:JAX_NUM_CPU_DEVICES steps:9 gate:end exit:0",
     )
-    with fakes(
-        folder, "--groups", "2", "--devices", "0,1,2,3", "--rungs", "2,1", *probed(working, "1"), lives=lives
-    ) as running:
+    words = (*NOWHERE, "--groups", "2", "--rungs", "2,1", *probed(working))
+    with launch(folder, *words, program=(*FAKE, *lives), module=IMPATIENT, JAX_PLATFORMS="cpu") as running:
         running.until_file("up")
         working.write_text("0 1 3")
         (folder / "lost").touch()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests import patience
-from tests.launch.launches import Launch, launch
+from tests.launch.launches import IMPATIENT, Launch, launch
 
 STEPS = 40
 LADDER_STEPS = 400
@@ -43,7 +43,7 @@ def test_a_killed_rank_changes_no_bit_of_a_model_that_is_sharded_over_two_proces
     overlap: int, tmp_path: Path
 ) -> None:
     expected = undisturbed(tmp_path / "alone")  # without overlap
-    words = ("--groups", "2", "--nproc", "2", "--preload", "flax,optax,grain")
+    words = ("--groups", "2", "--nproc", "2")
     with launch(
         tmp_path / "job", *words, program=(*TRAIN, *JOB, "--overlap", str(overlap)), JAX_PLATFORMS="cpu"
     ) as running:
@@ -76,8 +76,7 @@ def test_a_group_that_has_lost_a_device_trains_on_the_others(tmp_path: Path) -> 
     """And again on all of them, once they work. The program takes what devices there are, and does nothing for it."""
     working = tmp_path / "working"
     working.write_text("0 1 2 3")
-    words = ("--groups", "2", "--devices", "0,1,2,3", "--rungs", "2,1", "--rung-after-s", "1")
-    words += ("--probe", f"cat {working}", "--preload", "flax,optax,grain")
+    words = ("--groups", "2", "--rungs", "2,1", "--probe", f"cat {working}")
     program = (
         *(sys.executable, "-m", "examples.llama3.train", "--steps", str(LADDER_STEPS), "--shards", "6"),
         *("--digest-at-end", "--events", "{folder}/{group}.0.jsonl"),
@@ -96,7 +95,7 @@ def test_a_group_that_has_lost_a_device_trains_on_the_others(tmp_path: Path) -> 
 
         patience.until(both, f"life {life} of group-1 to train", limit_s=200.0, context=running.text)
 
-    with launch(tmp_path / "job", *words, program=program, JAX_PLATFORMS="cpu") as running:
+    with launch(tmp_path / "job", *words, program=program, module=IMPATIENT, JAX_PLATFORMS="cpu") as running:
         until_both_train(0)
         working.write_text("0 1 2")
         [started] = [one for one in running.events("group_started") if one["group"] == "group-1"]

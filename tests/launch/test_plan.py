@@ -104,7 +104,6 @@ def test_the_devices_of_a_machine_of_amd(tmp_path: Path) -> None:
         ({"groups": 2}, [EIGHT[:4], EIGHT[4:]]),
         ({"groups": 2, "spares": 1}, [EIGHT[:2], EIGHT[2:4], EIGHT[4:6]]),
         ({}, [()]),
-        ({"devices": "MIG-1,MIG-2", "groups": 2}, [("MIG-1",), ("MIG-2",)]),
     ],
 )
 def test_processes_share_out_what_is_there(options: dict[str, Any], expected: list[tuple[str, ...]]) -> None:
@@ -125,23 +124,19 @@ def test_what_cannot_be_shared_evenly_is_told_or_refused() -> None:
 
 
 def test_the_groups_of_a_launch() -> None:
-    one = planned(groups=2, nproc=2, spares=1, devices="0,1,2,3,4,5", preload="flax, optax")
+    one = planned(groups=2, nproc=2, spares=1)
     assert [(member.name, member.spare) for member in one.groups] == [
         ("group-0", False),
         ("group-1", False),
         ("spare-0", True),
     ]
-    assert (one.preload, one.locks, one.caches) == (
-        ("flax", "optax"),
-        ("group-0", "group-1", "spare-0"),
-        True,
-    )
+    assert (one.locks, one.caches) == (("group-0", "group-1", "spare-0"), True)
     assert [group.ranks for group in one.core_groups()] == [(0, 1)] * 3
 
 
 def test_one_group_of_an_array_on_one_node_of_two() -> None:
     environment = {"JAXFT_COORDINATOR": "head:1", "JAX_COMPILATION_CACHE_DIR": "/shared"}
-    one = planned(environment=environment, group=17, nodes=2, node=1, nproc=2, meet="head:2")
+    one = planned(environment=environment, group=17, node="1/2", nproc=2, meet="head:2")
     (member,) = one.groups
     assert (member.name, member.coordinator, one.locks, one.caches) == (
         "group-17",
@@ -158,12 +153,18 @@ def test_one_group_of_an_array_on_one_node_of_two() -> None:
 
 @pytest.mark.parametrize("rungs", ["4,2,1", "4,3"])
 def test_rungs_that_a_group_can_have(rungs: str) -> None:
-    one = plan(LaunchOptions(devices="0,1,2,3", rungs=rungs, probe="true"), ["train"], {})
-    assert one.groups[0].extra == {"JAXFT_OTHER_MESHES": "1"}
-    assert one.core_groups()[0].ladder == Ladder(("0", "1", "2", "3"), one.rungs, 60.0)
+    for here in (("0", "1", "2", "3"), ()):  # without devices, they are simulated
+        one = planned(here, rungs=rungs, probe="true")
+        assert one.groups[0].extra == {"JAXFT_OTHER_MESHES": "1"}
+        assert one.core_groups()[0].ladder == Ladder(("0", "1", "2", "3"), one.rungs, 60.0)
 
 
-RUNGS = {"devices": "0,1", "probe": "true"}
+def test_the_first_rung_is_all_devices_of_a_group() -> None:
+    with pytest.raises(LaunchError, match=r"2 devices for each of 2 groups, but this machine has 2 \(0, 1\)"):
+        planned(("0", "1"), groups=2, rungs="2,1", probe="true")
+
+
+RUNGS = {"probe": "true"}
 
 
 @pytest.mark.parametrize(
@@ -174,22 +175,19 @@ RUNGS = {"devices": "0,1", "probe": "true"}
         ({"spares": -1}, "--spares must be at least 0, not -1"),
         ({"max_restarts": -1}, "--max-restarts must be at least 0, not -1"),
         ({"drain_timeout_s": math.nan}, "--drain-timeout-s must be at least 0 s and finite, not nan"),
-        ({"rung_after_s": math.inf}, "--rung-after-s must be at least 0 s and finite, not inf"),
         ({"group": 1, "spares": 1}, "--groups and --spares do not go with it"),
         ({"group": -1}, "--group must be a number from 0, not -1"),
         ({"group": 1}, "--group starts one group of a job, so it needs the job's coordinator"),
         ({"http": "localhost:1", "coordinator": "head:7"}, "but the job's coordinator is head:7"),
-        ({"devices": "0,0"}, "--devices must be different devices"),
-        ({"groups": 3, "devices": "0,1"}, "2 devices, which 3 processes cannot share"),
-        ({"nodes": 2, "group": 0, "coordinator": "c:1"}, "it needs --group, and --meet HOST:PORT"),
-        ({"nodes": 2, "node": 2}, "--node must be a number from 0 to 1 with --nodes 2, not 2"),
-        ({"nodes": 2, "group": 0, "meet": "x", "coordinator": "c:1"}, "--meet must be HOST:PORT, not 'x'"),
-        ({"devices": "0,1", "rungs": "2,1"}, "--rungs needs --probe"),
+        ({"node": "0/2", "group": 0, "coordinator": "c:1"}, "it needs --group, and --meet HOST:PORT"),
+        ({"node": "2/2"}, "--node must be NUMBER/HOSTS, such as 0/2 and 1/2, not '2/2'"),
+        ({"node": "1"}, "--node must be NUMBER/HOSTS"),
+        ({"node": "0/2", "group": 0, "meet": "x", "coordinator": "c:1"}, "--meet must be HOST:PORT, not 'x'"),
+        ({"rungs": "2,1"}, "--rungs needs --probe"),
         ({"probe": "true"}, "--probe needs --rungs"),
         ({**RUNGS, "rungs": "2,2"}, "--rungs must be falling numbers of devices"),
         ({**RUNGS, "rungs": "2,x"}, "--rungs must be falling numbers of devices"),
         ({**RUNGS, "rungs": "2,0"}, "--rungs must be at least 1 each, not '2,0'"),
-        ({**RUNGS, "groups": 2, "rungs": "2,1"}, "each of 2 groups has 1 of the 2"),
         ({**RUNGS, "nproc": 2, "rungs": "2,1"}, "--rungs does not go with --nproc 2"),
         ({**RUNGS, "rungs": "2", "probe": "'"}, "is no command: No closing quotation"),
         ({"deadlines": "bake=3"}, "there is no phase 'bake'. Phases: boot, wait, compute"),

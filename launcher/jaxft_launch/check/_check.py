@@ -30,14 +30,14 @@ Reading = tuple[Level, str]
 @dataclass(frozen=True, kw_only=True)
 class CheckGpu:
     """Devices of NVIDIA (NVML) or AMD (AMD SMI). Critical: one is lost, or has uncorrected memory errors. Warning:
-    the hardware lowers its clocks because of heat or a failing supply, or a link between devices has errors."""
+    the hardware lowers its clocks because of heat or a failing supply, or a link between devices has errors.
 
-    devices: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ""
-    """Numbers, or UUIDs of NVIDIA's. By default those that CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES name (with
-    `jaxft launch --check`, the group's), or else all devices of this machine."""
+    It asks for the devices that CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES name (with `jaxft launch --check`, the
+    group's), or else for all devices of this machine.
+    """
 
     def read(self) -> Reading:
-        given = self.devices or os.environ.get(CUDA, "") or os.environ.get(ROCR, "")
+        given = os.environ.get(CUDA, "") or os.environ.get(ROCR, "")
         try:
             found = healths(words_of(given))
         except DeviceError as error:

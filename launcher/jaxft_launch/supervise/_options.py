@@ -22,12 +22,11 @@ class LaunchOptions:
     """Start only this one group of the job, group-GROUP: for an element of a Slurm array or a Kubernetes Job."""
     nproc: int = 1
     """Processes of each group. If one of them ends, its group is restarted."""
-    nodes: int = 1
-    """With --group: the number of hosts of the group. On each of them, start a launcher with the same --meet."""
-    node: int = 0
-    """With --nodes: which of them this host is, from 0."""
+    node: str = "0/1"
+    """With --group: which of the group's hosts this is, and of how many: 0/2 on the first, 1/2 on the second. On each
+    of them, start a launcher with the same --meet."""
     meet: str = ""
-    """With --nodes above 1: HOST:PORT where all processes of the group meet, with a free port of node 0."""
+    """With several hosts: HOST:PORT where all processes of the group meet, with a free port of the first host."""
     coordinator: str = ""
     """HOST:PORT of the job's coordinator; by default that of the environment variable JAXFT_COORDINATOR. If neither
     is given, one is started (jaxft-coordinator), and it is restarted if it ends."""
@@ -35,19 +34,13 @@ class LaunchOptions:
     """HOST:PORT for the page, the API and the metrics of the coordinator that is started, such as localhost:29511."""
     spares: int = 0
     """Further groups that stand by, and replace a group that is lost."""
-    devices: str = ""
-    """This machine's accelerators, separated by commas (numbers, or names as of MIG), to be dealt out evenly to all
-    processes. Empty: those that there are, if there are several processes."""
     rungs: str = ""
     """Numbers of devices that a group may have, falling, such as 8,4,2: a group whose devices do not all come back
-    starts again with fewer, and with more once they work. The first is a group's share of --devices. For groups
-    of one process. See --probe."""
+    starts again with fewer, and with more once they work. The first is a group's share of this machine's
+    devices. For groups of one process. See --probe."""
     probe: str = ""
     """Command that prints the numbers of this machine's devices that work, separated by commas or spaces. It is run
     every 10 s at least, and before each start of a group. For --rungs."""
-    rung_after_s: float = 60.0
-    """How long a group waits for devices that do not work before it starts with fewer, and how long devices must have
-    worked before a group makes use of them."""
     max_restarts: int = 10
     """Restarts of a group in a row without a new step, before it is given up."""
     deadlines: str = ""
@@ -60,7 +53,5 @@ class LaunchOptions:
     group at a time, and comes back when the status is 0."""
     warm: bool = True
     """Fork processes from one that has imported JAX, so that a restart takes less time."""
-    preload: str = ""
-    """Further modules that the warm processes import, separated by commas, such as flax,optax."""
     folder: Path | None = None
     """Folder for logs, events and compiled programs. None: a new one, named after the time, in the current one."""

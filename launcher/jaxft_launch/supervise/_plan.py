@@ -17,6 +17,8 @@ from jaxft_launch.supervise.core.life import DEADLINES_S, SILENCE
 
 # Of the deadline for silence: groups wait as long for a coordinator, by default, and end together if it stays away.
 COORDINATOR_SILENCE, LEAST_SILENCE_S = 1 / 3, 5.0
+# How long a group waits for missing devices before it starts with fewer, and how long they must have worked again.
+PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class LaunchPlan:
     warm: bool = True
     preload: tuple[str, ...] = ()
     rungs: tuple[int, ...] = ()
-    patience_s: float = 60.0
+    patience_s: float = PATIENCE_S
     probe: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
     locks: tuple[str, ...] = ()
@@ -87,18 +89,18 @@ def plan(
         LaunchError: an option is not valid, or the options do not fit together.
     """
     _check_numbers(options)
-    _check_nodes(options)
+    node, nodes = _node_of(options)
     address = _coordinator_of(options, environment)
     names = names_of(options)
     processes = len(names) * options.nproc
-    given, notes = _devices_of(options, devices, processes)
-    rungs = _rungs_of(options, given, len(names))
+    rungs = _rungs_of(options)
+    given, notes = _devices_of(rungs, devices, len(names), processes)
     groups = tuple(
         Member(
             name=name,
             nproc=options.nproc,
-            nodes=options.nodes,
-            node=options.node,
+            nodes=nodes,
+            node=node,
             meet=options.meet,
             coordinator=address or None,
             spare=name.startswith("spare-"),
@@ -107,7 +109,7 @@ def plan(
         )
         for name, share in zip(names, shares(given, len(names)), strict=True)
     )
-    node = f".node-{options.node}" if options.nodes > 1 else ""
+    host = f".node-{node}" if nodes > 1 else ""
     return LaunchPlan(
         groups=groups,
         command=tuple(words),
@@ -121,12 +123,11 @@ def plan(
         folder=options.folder,
         caches=not environment.get("JAX_COMPILATION_CACHE_DIR"),  # otherwise the user's own choice
         warm=options.warm,
-        preload=words_of(options.preload),
         rungs=rungs,
-        patience_s=options.rung_after_s,
+        patience_s=PATIENCE_S,
         probe=_command("--probe", options.probe),
         check=_command("--check", options.check),
-        locks=tuple(f"{name}{node}" for name in names),
+        locks=tuple(f"{name}{host}" for name in names),
         notes=notes,
     )
 
@@ -144,34 +145,34 @@ def _check_numbers(options: LaunchOptions) -> None:
         if getattr(options, name) < least:
             flag = name.replace("_", "-")
             raise LaunchError(f"--{flag} must be at least {least}, not {getattr(options, name)}.")
-    for name in ("drain_timeout_s", "rung_after_s"):
-        if not 0 <= getattr(options, name) < math.inf:
-            flag = name.replace("_", "-")
-            raise LaunchError(f"--{flag} must be at least 0 s and finite, not {getattr(options, name):g}.")
+    if not 0 <= options.drain_timeout_s < math.inf:
+        raise LaunchError(
+            f"--drain-timeout-s must be at least 0 s and finite, not {options.drain_timeout_s:g}."
+        )
     if options.group is not None and (options.spares or options.groups != 1):
         raise LaunchError("--group starts one group, so --groups and --spares do not go with it.")
     if options.group is not None and options.group < 0:
         raise LaunchError(f"--group must be a number from 0, not {options.group}.")
 
 
-def _check_nodes(options: LaunchOptions) -> None:
-    if options.nodes < 1:
-        raise LaunchError(f"--nodes must be at least 1, not {options.nodes}.")
-    if not 0 <= options.node < options.nodes:
-        raise LaunchError(
-            f"--node must be a number from 0 to {options.nodes - 1} with --nodes {options.nodes}, not {options.node}."
-        )
-    if options.nodes == 1:
-        return
+def _node_of(options: LaunchOptions) -> tuple[int, int]:
+    """Which of the group's hosts this is, and of how many."""
+    first, slash, second = options.node.partition("/")
+    if not slash or not first.isdecimal() or not second.isdecimal() or not int(first) < int(second):
+        raise LaunchError(f"--node must be NUMBER/HOSTS, such as 0/2 and 1/2, not {options.node!r}.")
+    node, nodes = int(first), int(second)
+    if nodes == 1:
+        return node, nodes
     if options.group is None or not options.meet:
         raise LaunchError(
-            "--nodes is for the hosts of one group: it needs --group, and --meet HOST:PORT, a free port of node 0."
+            "--node is for the hosts of one group: it needs --group, and --meet HOST:PORT, a free port of the first."
         )
     if options.rungs:
-        raise LaunchError("--rungs is for groups on one host: it does not go with --nodes.")
+        raise LaunchError("--rungs is for groups on one host: it does not go with --node.")
     _, colon, port = options.meet.rpartition(":")
     if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
         raise LaunchError(f"--meet must be HOST:PORT, not {options.meet!r}.")
+    return node, nodes
 
 
 def _coordinator_of(options: LaunchOptions, environment: Mapping[str, str]) -> str:
@@ -190,18 +191,19 @@ def _coordinator_of(options: LaunchOptions, environment: Mapping[str, str]) -> s
 
 
 def _devices_of(
-    options: LaunchOptions, here: Sequence[str], processes: int
+    rungs: Sequence[int], here: Sequence[str], groups: int, processes: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The devices to share out, and what to say about it. Processes see all devices if there is nothing to share."""
-    given = words_of(options.devices)
-    if len(set(given)) != len(given):
-        raise LaunchError(f"--devices must be different devices such as 0,1,2,3, not {options.devices!r}.")
-    if given and len(given) % processes:
-        raise LaunchError(
-            f"--devices names {len(given)} devices, which {processes} processes cannot share evenly."
-        )
-    if given or processes == 1 or not here:
+    """The devices to share out, and a note about them. Processes see all devices if there is nothing to share."""
+    if rungs:
+        given = tuple(here) or tuple(map(str, range(groups * rungs[0])))  # simulated devices
+        if len(given) != groups * rungs[0]:
+            raise LaunchError(
+                f"--rungs begins with {rungs[0]} devices for each of {groups} groups, but this machine has "
+                f"{len(given)} ({', '.join(given)}). The first rung is a group with all of its devices."
+            )
         return given, ()
+    if processes == 1 or not here:
+        return (), ()
     if len(here) < processes:
         raise LaunchError(
             f"{processes} processes cannot share the {len(here)} devices of this machine ({', '.join(here)}): each "
@@ -213,7 +215,7 @@ def _devices_of(
     return tuple(here[: share * processes]), (f"each process has {share} of this machine's devices{unused}",)
 
 
-def _rungs_of(options: LaunchOptions, devices: Sequence[str], count: int) -> tuple[int, ...]:
+def _rungs_of(options: LaunchOptions) -> tuple[int, ...]:
     """The rungs of each group's mesh ladder; empty without one."""
     rungs = _falling(options.rungs)
     if not rungs and not options.probe:
@@ -226,12 +228,6 @@ def _rungs_of(options: LaunchOptions, devices: Sequence[str], count: int) -> tup
             f"--rungs does not go with --nproc {options.nproc}: groups of several processes exchange device by "
             "device, so the job would refuse one that comes back with fewer. Leave out --nproc: one process can use "
             "all devices of a group."
-        )
-    share = len(devices) // count
-    if rungs[0] != share:
-        raise LaunchError(
-            f"--rungs begins with {rungs[0]} devices, but each of {count} groups has {share} of the {len(devices)} "
-            "in --devices. The first rung is a group with all of its devices."
         )
     return rungs
 
