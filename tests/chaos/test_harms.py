@@ -82,8 +82,8 @@ class Scene:
     def until_over(self, harm: Any) -> None:
         def over() -> bool:
             self.job.poll()
-            harm.pursue(self.job)
-            return harm.over(self.job)
+            harm.pursue()
+            return harm.over()
 
         until(over)
 
@@ -122,8 +122,8 @@ def test_a_hang_is_ordered_and_lasts_from_where_the_victim_began(scene: Scene) -
     hang = Hang(victim, 0, scene.job, scene.display)
     until(lambda: "hang vote 0.2" in incarnation.child.log.read_text())
     for _ in range(5):
-        hang.pursue(scene.job)
-        assert not hang.over(scene.job), "it has not begun"
+        hang.pursue()
+        assert not hang.over(), "it has not begun"
     began_s = time.time()
     word = Word(phase="vote", step=4, t_s=began_s, first_t_s=began_s, hung_t_s=began_s)
     WordFile(words_beside(incarnation.events.path)).write(word)
@@ -203,18 +203,18 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
     victim = Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.ONE_DONOR)
     for came in (True, False):
         harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
-        assert not harm.over(scene.job)
+        assert not harm.over()
         number = scene.job.current("group-1").number
         scene.job.current("group-1").child.kill()
         until(lambda n=number: scene.job.poll() or scene.job.current("group-1").number > n)
-        harm.pursue(scene.job)
+        harm.pursue()
         if came:
             scene.network.damaged += 1
-            harm.pursue(scene.job)
-        assert not harm.over(scene.job), "it is still away"
+            harm.pursue()
+        assert not harm.over(), "it is still away"
         scene.commit(10, *GROUPS)
-        harm.pursue(scene.job)
-        assert harm.over(scene.job)
+        harm.pursue()
+        assert harm.over()
         assert harm.found_nothing == (not came)
         assert len(scene.job.faults) == 1
 
@@ -222,11 +222,11 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
 def test_damage_in_an_exchange_is_over_when_it_has_happened(scene: Scene) -> None:
     victim = Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.IN_AN_EXCHANGE)
     harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
-    harm.pursue(scene.job)
-    assert not harm.over(scene.job)
+    harm.pursue()
+    assert not harm.over()
     scene.network.damaged += 1
-    harm.pursue(scene.job)
-    assert harm.over(scene.job)
+    harm.pursue()
+    assert harm.over()
     (fault,) = scene.job.faults
     assert (fault.how, fault.seconds) == (Damage.IN_AN_EXCHANGE, 0.0)
 

@@ -51,7 +51,7 @@ class JaxAgain(Loader, MetaPathFinder):
         sys.meta_path.insert(0, self)
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, name: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != "jax" or self._spec is None:
             return None  # of a module within, `jax` is imported first
@@ -59,7 +59,7 @@ class JaxAgain(Loader, MetaPathFinder):
         spec.submodule_search_locations = self._spec.submodule_search_locations
         return spec
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
+    def create_module(self, _spec: ModuleSpec) -> ModuleType:
         return self._modules["jax"]
 
     def exec_module(self, module: ModuleType) -> None:

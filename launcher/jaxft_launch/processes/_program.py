@@ -61,7 +61,7 @@ def lead_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, whole: object) -> None:
+def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, _whole: object) -> None:
     """Have `show`, a `sys.excepthook`, print an error as if Python had run the program itself."""
     # Python's own hook prints the one of the error, which may be a frozen dataclass, and not its argument.
     BaseException.with_traceback(error, _of_program(error))

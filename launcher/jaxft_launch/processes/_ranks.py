@@ -95,6 +95,15 @@ class Member:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    """How a process of a life is started: its command, its own environment, and where its pipe of orders is."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    orders: Path | None = None
+
+
 def cache_in(folder: Path) -> dict[str, str]:
     """Return the environment of a group that keeps its compiled programs in a folder."""
     return {
@@ -107,36 +116,32 @@ def cache_in(folder: Path) -> dict[str, str]:
 
 def start_ranks(
     member: Member,
-    commands: Sequence[Sequence[str]],
+    starts: Sequence[RankStart],
     processes: Processes,
     *,
     name: str,
     warm: Warm | None,
-    own: Sequence[Mapping[str, str]],
-    orders: Sequence[Path] = (),
 ) -> list[Child]:
     """Start the processes of one life of a group: the only place where that happens.
 
     Args:
         member: the group.
-        commands: one for each rank on this machine.
+        starts: one for each rank on this machine.
         processes: what starts them.
         name: the name of this life, for processes and logs.
         warm: fork them from this warm process, if that is possible.
-        own: further environment variables of each rank.
-        orders: where to create the pipes through which they get orders; one for each rank, or none at all.
 
     Raises:
         OSError: one could not be started; the others do not run either.
     """
     started: list[Child] = []
     try:
-        for number, (rank, ranks) in enumerate(zip(member.ranks_here, member.ranks(), strict=True)):
+        for rank, own, start in zip(member.ranks_here, member.ranks(), starts, strict=True):
             child = processes.start(
                 member.process_name(name, rank),
-                commands[number],
-                orders=orders[number] if orders else None,
-                environment={**member.environment(), **ranks, **own[number]},
+                start.words,
+                orders=start.orders,
+                environment={**member.environment(), **own, **start.environment},
                 warm=warm,
             )
             started.append(child)

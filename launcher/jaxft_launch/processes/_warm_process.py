@@ -148,9 +148,9 @@ def _threads() -> int:
 def _child_ends() -> Any:
     """Yield a socket that can be read once a child has ended."""
     ends, wake = socket.socketpair()
-    ends.setblocking(False)
-    wake.setblocking(False)
-    handler = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    ends.settimeout(0.0)
+    wake.settimeout(0.0)
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake.fileno())
     try:
         yield ends

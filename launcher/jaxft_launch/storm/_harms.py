@@ -35,6 +35,7 @@ class Harm(ABC):
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:
         self.group = victim.group
+        self._job = job
         self._victim = victim
         self._strike = strike
         self._display = display
@@ -43,11 +44,11 @@ class Harm(ABC):
         self._began_s: float | None = None
 
     @abstractmethod
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         """Perform due actions."""
 
     @abstractmethod
-    def over(self, job: Job) -> bool:
+    def over(self) -> bool:
         """Return whether the fault is over."""
 
     def _begins(self, t_s: float | None = None) -> None:
@@ -62,12 +63,12 @@ class Harm(ABC):
         """Whether the planned time has passed."""
         return self._began_s is not None and time.time() >= self._began_s + self._victim.seconds
 
-    def _ends(self, job: Job, seconds: float | None = None) -> None:
+    def _ends(self, seconds: float | None = None) -> None:
         """Record the fault, which lasted for `seconds`; None: until now."""
         assert self._began_s is not None
         if seconds is None:
             seconds = time.time() - self._began_s
-        job.note_fault(
+        self._job.note_fault(
             Fault(
                 kind=self._victim.kind,
                 group=self.group,
@@ -97,13 +98,13 @@ class Stop(Harm):
         self._child.stop()
         self._begins()
 
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         pass
 
-    def over(self, job: Job) -> bool:
+    def over(self) -> bool:
         if not self._is_due and not self._incarnation.over:
             return False
-        self._ends(job)  # first: the group may be back before we look at the clock
+        self._ends()  # first: the group may be back before we look at the clock
         self._child.go_on()
         return True
 
@@ -119,18 +120,18 @@ class Hang(Harm):
         self._ordered_s = time.time()
         self._rank.child.order(f"hang {victim.phase} {victim.seconds}")
 
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         word = read_word(words_beside(self._rank.files))
         began = self._began_s is not None
         if not began and word is not None and (word.hung_t_s or 0.0) >= self._ordered_s:
             self._begins(word.hung_t_s)
 
-    def over(self, job: Job) -> bool:
+    def over(self) -> bool:
         if self._is_due:
-            self._ends(job, self._victim.seconds)  # we may notice the end only after the group is back
+            self._ends(self._victim.seconds)  # we may notice the end only after the group is back
             return True
         if self._began_s is not None and self._incarnation.over:
-            self._ends(job)
+            self._ends()
             return True
         if self._began_s is not None or time.time() < self._ordered_s + HANG_BEGINS_S:
             return False
@@ -154,17 +155,17 @@ class Cut(Harm):
             network.reset(victim.group, victim.other)
         self._begins()
 
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         pass
 
-    def over(self, job: Job) -> bool:
+    def over(self) -> bool:
         if not self._is_due:
             return False
         if _ends_by_reset(self._victim):
             for a, b in {(min(pair), max(pair)) for pair in self._pairs}:
                 self._network.reset(a, b)
         self._network.repair(self._pairs)
-        self._ends(job)
+        self._ends()
         return True
 
 
@@ -180,22 +181,22 @@ class Corruption(Harm):
         self._network = network
         self._number = job.current(victim.group).number
         self._damaged = network.damaged
-        self._exchanges = self._count_exchanges(job)
+        self._exchanges = self._count_exchanges()
         self.found_nothing = False
         self._in_heal = victim.how is not Damage.IN_AN_EXCHANGE
         pairs = network.around(victim.group, out=False)
         times = len(pairs) if victim.how is Damage.EACH_DONOR else 1
         network.damage(pairs, times=times, kind="heal" if self._in_heal else "exchange")
 
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         if self._began_s is None and self._network.damaged > self._damaged:
             self._begins()
 
-    def over(self, job: Job) -> bool:
-        if not self._has_passed(job) and (self._in_heal or self._began_s is None):
+    def over(self) -> bool:
+        if not self._has_passed() and (self._in_heal or self._began_s is None):
             return False
         self._network.spare()
-        self.pursue(job)  # it may have happened since
+        self.pursue()  # it may have happened since
         if self._began_s is None:
             self.found_nothing = True
             where = "its heal" if self._in_heal else f"{DAMAGE_WITHIN_STEPS} exchanges"
@@ -204,17 +205,18 @@ class Corruption(Harm):
                 f"{LEAST_DAMAGED_BYTES} bytes"
             )
         else:
-            self._ends(job)
+            self._ends()
         return True
 
-    def _has_passed(self, job: Job) -> bool:
+    def _has_passed(self) -> bool:
         """Whether the group has received all that might be damaged."""
         if not self._in_heal:
-            return self._count_exchanges(job) >= self._exchanges + DAMAGE_WITHIN_STEPS
-        return job.current(self.group).number > self._number and self.group in job.members_at_work()
+            return self._count_exchanges() >= self._exchanges + DAMAGE_WITHIN_STEPS
+        current = self._job.current(self.group)
+        return current.number > self._number and self.group in self._job.members_at_work()
 
-    def _count_exchanges(self, job: Job) -> int:
-        return sum(event.live and len(event.members) > 1 for event in job.current(self.group).steps)
+    def _count_exchanges(self) -> int:
+        return sum(event.live and len(event.members) > 1 for event in self._job.current(self.group).steps)
 
 
 class CoordinatorDeath(Harm):
@@ -229,13 +231,13 @@ class CoordinatorDeath(Harm):
         self._dead.kill()
         self._begins()
 
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         pass
 
-    def over(self, job: Job) -> bool:
+    def over(self) -> bool:
         if self._coordinator.child is self._dead or not self._coordinator.listens():
             return False
-        self._ends(job)
+        self._ends()
         return True
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from jaxft._supervised._phase_file import orders_beside, steps_beside
 from jaxft_launch.processes._coordinator import Coordinator
 from jaxft_launch.processes._processes import Child, Processes
-from jaxft_launch.processes._ranks import Member
+from jaxft_launch.processes._ranks import Member, RankStart
 from jaxft_launch.storm._display import Display
 from jaxft_launch.storm._events import EventFile, FinishedEvent, StepEvent
 from jaxft_launch.storm._record import Fault, History, Kill, RunRecord
@@ -20,7 +20,7 @@ from jaxft_launch.supervise.core.entries import Entry, GroupEnded, GroupStarted,
 from jaxft_launch.supervise.core.group import Rules
 from jaxft_launch.supervise.core.life import DEADLINES_S
 from jaxft_launch.supervise.core.values import Ending
-from jaxft_launch.supervise.driver import Driver, RankStart
+from jaxft_launch.supervise.driver import Driver
 
 # What hangs or is silent is a fault of the storm, and its length is planned.
 NO_DEADLINES = Rules(deadlines=dict.fromkeys(DEADLINES_S, math.inf))

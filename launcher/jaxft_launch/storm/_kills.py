@@ -17,6 +17,7 @@ class Death:
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display, *, boot_s: float) -> None:
         """Order the kill, or set its time. `boot_s`: the time from a start to the first announced phase."""
         self.kill: Kill | None = None
+        self._job = job
         self._victim = victim
         self._strike = strike
         self._display = display
@@ -36,24 +37,26 @@ class Death:
     def group(self) -> str:
         return self._victim.group
 
-    def over(self, job: Job) -> bool:
+    def over(self) -> bool:
         """Record the death if it has happened; return whether the kill is over."""
         if self._incarnation.end is None:
             return False
         if not self._was_killed():
             self._display.say(f"{self.group} ended before it could be killed")
             return True
-        self.kill = kill = self._kill_of(job)
-        job.note(kill)
+        self.kill = kill = self._kill_of()
+        self._job.note(kill)
         where = f"in {kill.phase}, step {kill.step}" if kill.phase in STEP_PHASES else f"in {kill.phase}"
-        rank = "" if job.nproc == 1 else f" rank {kill.rank}"
-        self._display.say(f"kill {len(job.kills)}: {kill.group}{rank} (pid {self._rank.child.pid}) {where}")
+        rank = "" if self._job.nproc == 1 else f" rank {kill.rank}"
+        self._display.say(
+            f"kill {len(self._job.kills)}: {kill.group}{rank} (pid {self._rank.child.pid}) {where}"
+        )
         return True
 
-    def pursue(self, job: Job) -> None:
+    def pursue(self) -> None:
         """Send our own signals when they are due; give up on a phase of a return that did not begin."""
         came_back = self._victim.phase not in (*STEP_PHASES, ANY) and self._incarnation.live
-        if self._kill_at_s is None and came_back and job.others_at_work((self.group,)):
+        if self._kill_at_s is None and came_back and self._job.others_at_work((self.group,)):
             self._kill_at_s = time.time()
         if self._kill_at_s is not None and self._sent_s is None and time.time() >= self._kill_at_s:
             self._sent_s = time.time()
@@ -75,7 +78,7 @@ class Death:
         word = read_word(words_beside(self._rank.files))
         return word is not None and word.dies_t_s is not None
 
-    def _kill_of(self, job: Job) -> Kill:
+    def _kill_of(self) -> Kill:
         """Return what is known about the death: the victim's phase file says where it really happened."""
         incarnation = self._incarnation
         incarnation.read()
@@ -88,7 +91,7 @@ class Death:
             rank=self._victim.rank,
             incarnation=incarnation.number,
             t_s=time.time() if t_s is None else t_s,
-            step=word.step if word is not None and phase in STEP_PHASES else job.committed_step,
+            step=word.step if word is not None and phase in STEP_PHASES else self._job.committed_step,
             strike=self._strike,
             aim=self._victim.phase,
             phase=phase,

@@ -207,7 +207,7 @@ def run_folder(keep: Path | None, *, name: str) -> Iterator[Path]:
 def signals_as_exit() -> Iterator[None]:
     """Handle SIGTERM and SIGHUP like Ctrl-C: leave every `with` block, to end processes and remove files."""
 
-    def leave(number: int, frame: FrameType | None) -> None:
+    def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}

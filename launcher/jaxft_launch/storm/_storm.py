@@ -102,11 +102,11 @@ class Storm:
     def strike(self, job: Job) -> None:
         """Perform due actions."""
         for harm in tuple(self._under_way):
-            if harm.over(job):
+            if harm.over():
                 self._under_way.remove(harm)
                 self._see_off(harm, job)
         for harm in self._under_way:
-            harm.pursue(job)
+            harm.pursue()
         self._note_the_fallen(job)
         if not self._under_way and self._waiting and _may_fall(self._waiting[0][1], job):
             number, strike = self._waiting.popleft()

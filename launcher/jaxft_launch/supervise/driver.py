@@ -7,7 +7,7 @@ waits: call `poll` often, until `over`. Orders go in through `send`; what happen
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, assert_never
@@ -17,7 +17,7 @@ from jaxft_launch.processes._coordinator import Coordinator
 from jaxft_launch.processes._devices import environment_of
 from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.processes._python_command import python_command
-from jaxft_launch.processes._ranks import Member, start_ranks
+from jaxft_launch.processes._ranks import Member, RankStart, start_ranks
 from jaxft_launch.processes._warm import Warm, with_statuses
 from jaxft_launch.supervise._asking import Answer, Asking
 from jaxft_launch.supervise._plan import LaunchPlan
@@ -73,15 +73,6 @@ class Listener(Protocol):
     def write(self, entry: Entry) -> None: ...
 
     def say(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStart:
-    """How a process of a life is started: its command, its own environment, and where its pipe of orders is."""
-
-    words: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    orders: Path | None = None
 
 
 @dataclass(slots=True)
@@ -347,19 +338,15 @@ class Driver:
         files = [self._phases / f"{life}.{rank}.phase" for rank in member.ranks_here]
         # What clears temporary folders may have removed it.
         self._phases.mkdir(mode=0o700, parents=True, exist_ok=True)
-        orders = [start.orders for start in starts if start.orders is not None]
-        children = start_ranks(
-            member,
-            [start.words if warm is not None else with_statuses(start.words) for start in starts],
-            self._processes,
-            name=life,
-            warm=warm,
-            own=[
-                {PHASE_FILE: str(file), **start.environment}
-                for file, start in zip(files, starts, strict=True)
-            ],
-            orders=orders,
-        )
+        starts = [
+            replace(
+                start,
+                words=start.words if warm is not None else with_statuses(start.words),
+                environment={PHASE_FILE: str(file), **start.environment},
+            )
+            for file, start in zip(files, starts, strict=True)
+        ]
+        children = start_ranks(member, starts, self._processes, name=life, warm=warm)
         ranks = zip(member.ranks_here, children, files, strict=True)
         self._lives[member.name] = [_Process(rank, child, file) for rank, child, file in ranks]
         for one in self._lives[member.name]:
@@ -406,7 +393,7 @@ class Driver:
             compilation_cache=member.compilation_cache or cache,
         )
 
-    def _as_planned(self, member: Member, life: int, rank: int) -> RankStart:
+    def _as_planned(self, member: Member, _life: int, rank: int) -> RankStart:
         values = {
             "{coordinator}": member.coordinator or "",
             "{group}": member.name,

@@ -196,7 +196,7 @@ def _signals() -> Iterator[list[int]]:
     """Yield the list of the signals that have arrived."""
     arrived: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def note(number: int, _frame: FrameType | None) -> None:
         arrived.append(number)
 
     # `nohup jaxft launch` is to outlive its terminal.

@@ -33,6 +33,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import assert_never
 
+from jaxft_protocol.values import SLOW_WAIT_S
+
 from jaxft_launch.supervise.core.entries import (
     CheckChanged,
     CheckDrains,
@@ -87,8 +89,6 @@ from jaxft_launch.supervise.core.values import (
     ending_of,
 )
 
-# Waits longer than this are reported.
-FIRST_MENTION_S = 5.0
 # What a process has started may end by itself after it: Python's tracker of shared memory frees that first.
 REST_S = 2.0
 # After SIGKILL, a process ends as soon as the kernel has reclaimed its memory.
@@ -242,7 +242,7 @@ def step(group: Group, event: GroupEvent | Tick, now_s: float, around: Around) -
             assert group.life is not None
             return replace(group, life=signed(group.life, event, now_s)), ()
         case Ended():
-            return _ended(group, event, now_s, around)
+            return _ended(group, event, now_s)
         case RestSeen():
             return _rest(group, event.pids, now_s, around)
         case Checked():
@@ -357,7 +357,7 @@ def _start(group: Group, devices: tuple[str, ...], now_s: float) -> Result:
     group = replace(
         group,
         phase=Phase.STARTING,
-        until_s=now_s + FIRST_MENTION_S,
+        until_s=now_s + SLOW_WAIT_S,
         told=frozenset(),
         step=group.highest_step,
         life=life,
@@ -458,7 +458,7 @@ def _reap(group: Group, now_s: float) -> Result:
 # ---- ends ----
 
 
-def _ended(group: Group, event: Ended, now_s: float, around: Around) -> Result:
+def _ended(group: Group, event: Ended, now_s: float) -> Result:
     assert group.life is not None
     life, kill_at_s = ended(group.life, event.rank, event.status, now_s)
     shared = group.phase is Phase.RUNNING  # in a drain, each process ends by itself
