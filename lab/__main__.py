@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from jaxft_launch.__main__ import exit_with_status_of
+from jaxft_launch.__main__ import ending_at_interrupts, exit_with_status_of
 from lab.chaos import LabChaosOptions, run_chaos
 from lab.demo import DemoOptions, run_demo
 
@@ -17,9 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m lab",
         args=sys.argv[1:] if arguments is None else arguments,
     )
-    exit_with_status_of(
-        lambda: run_chaos(options) if isinstance(options, LabChaosOptions) else run_demo(options)
-    )
+    with ending_at_interrupts():
+        exit_with_status_of(
+            lambda: run_chaos(options) if isinstance(options, LabChaosOptions) else run_demo(options)
+        )
 
 
 if __name__ == "__main__":

@@ -42,12 +42,18 @@ INTERRUPTED = 130  # the exit status that a shell reports for Ctrl-C
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; exit with its status."""
     open_closed_streams()
-    with quiet_without_reader():
-        try:
-            _run(arguments)
-        except KeyboardInterrupt:
-            print("jaxft: interrupted", file=sys.stderr)
-            sys.exit(INTERRUPTED)
+    with quiet_without_reader(), ending_at_interrupts():
+        _run(arguments)
+
+
+@contextlib.contextmanager
+def ending_at_interrupts() -> Iterator[None]:
+    """Exit without a traceback at Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("jaxft: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _run(arguments: Sequence[str] | None) -> None:
