@@ -15,7 +15,17 @@ SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Of Slurm, XLA, helm, etcd and uv.
-FOREIGN = {"--partition", "--gpus-per-node", "--time", "--signal", "--nodelist", "--set", "--name", "--help"}
+FOREIGN = {
+    "--partition",
+    "--gpus-per-node",
+    "--nodes",
+    "--time",
+    "--signal",
+    "--nodelist",
+    "--set",
+    "--name",
+    "--help",
+}
 FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes", "--compile-bytecode"}
 FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_ftz"}
 # Of commands whose parser is not at hand: tests.loops, tests.simulation.

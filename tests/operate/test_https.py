@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trustme
 from jaxft_protocol import credentials
-from jaxft_protocol.messages import Drained, Leave
+from jaxft_protocol.messages import Drained
 
 from jaxft_launch.client._drain import DrainOptions, run_drain
 from jaxft_launch.client._port import PortError, act, ask
@@ -54,7 +54,6 @@ def test_the_port_is_asked_with_its_authority_and_a_group_is_drained(
                 asyncio.to_thread(run_drain, DrainOptions("a", job="job", http=web.url))
             )
             assert await client.hear_until(Drained) == Drained()
-            await client.say(Leave(finished=False))
             assert await drain == 0
 
     monkeypatch.setenv("JAXFT_HTTP_CA", str(files.ca))

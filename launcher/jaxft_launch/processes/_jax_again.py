@@ -59,8 +59,8 @@ class JaxAgain(Loader, MetaPathFinder):
         spec.submodule_search_locations = self._spec.submodule_search_locations
         return spec
 
-    def create_module(self, _spec: ModuleSpec) -> ModuleType:
-        return self._modules["jax"]
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
         sys.meta_path.remove(self)
