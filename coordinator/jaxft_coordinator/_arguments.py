@@ -1,7 +1,6 @@
 """The arguments of `jaxft-coordinator`, and whether they fit together."""
 
 import ipaddress
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,14 @@ from jaxft_coordinator.shell import limits
 
 # Groups get times in milliseconds, as numbers of 32 bits. This is 24 days.
 _MAX_MS = 2**31 - 1
-# Flags that may be given with an empty value; it means the same as none.
-_MAY_BE_EMPTY = {"--http", "--advertise", "--etcd-user"}
-_ADDRESSES = {"bind": "[::]:29510", "http": "[::]:29511", "advertise": "coordinator-0:29510"}
+# Four checks for silent groups fit into the shortest heartbeat timeout.
+_RANGES = {
+    "min_replicas": (1, limits.MAX_GROUPS_PER_JOB),
+    "join_timeout_ms": (1, _MAX_MS),
+    "heartbeat_timeout_ms": (400, _MAX_MS),
+    "founding_wait_ms": (0, _MAX_MS),
+}
+_ADDRESSES = {"bind": "[::]:29510", "http": "[::]:29511"}
 _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 
 
@@ -33,14 +37,10 @@ class Arguments:
     """Groups that a quorum needs, for jobs that do not set it themselves. A job keeps what it began with."""
     join_timeout_ms: int = 60_000
     """How long a job's first quorum waits for groups that compile; a step waits as long for a lost group."""
-    quorum_tick_ms: int = 100
-    """How often to check for silent groups; a death that closes its connection is noticed at once."""
     heartbeat_timeout_ms: int = 5_000
-    """Silence after which a group is considered dead."""
+    """Silence after which a group is considered dead. A death that closes its connection is noticed at once."""
     founding_wait_ms: int | None = None
     """How long a job that starts or resumes waits for groups with a newer state; default: the heartbeat timeout."""
-    forget_after_s: int = int(limits.FORGET_AFTER_S)
-    """How long to remember a job that finished, or never committed a step, after its last group has left."""
     state: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder in which to record every decision, so that a restart resumes where it stopped. It must persist."""
     etcd: Annotated[str, tyro.conf.arg(metavar="HOST:PORT,...")] = ""
@@ -48,15 +48,9 @@ class Arguments:
     etcd_ca: _File = None
     """CA that signed etcd's certificate, in PEM form; the connection to etcd then uses TLS."""
     etcd_cert: _File = None
-    """Certificate to present to etcd, if it asks for one."""
+    """Certificate to present to etcd, if it asks for one. Its common name is the user there."""
     etcd_key: _File = None
     """Private key of that certificate."""
-    etcd_user: Annotated[str, tyro.conf.arg(metavar="NAME")] = ""
-    """User name at etcd, if it asks for one."""
-    etcd_password_file: _File = None
-    """File with the password of that user."""
-    advertise: Annotated[str, tyro.conf.arg(metavar="HOST:PORT")] = ""
-    """Address at which groups reach this coordinator; standbys name it. Empty: this machine's name, and the port."""
     token_file: _File = None
     """The coordinator's secret: groups must prove that they know their job's key, which is derived from it."""
     tls_cert: _File = None
@@ -74,8 +68,6 @@ class Arguments:
     """File to which events are appended, one JSON object a line."""
     insecure: tyro.conf.FlagCreatePairsOff[bool] = False
     """Admit every client that can reach the port, also from other machines."""
-    log_level: Annotated[str, tyro.conf.arg(metavar="LEVEL")] = "INFO"
-    """DEBUG, INFO, WARNING or ERROR."""
 
 
 @dataclass(frozen=True)
@@ -93,59 +85,39 @@ class TokenArguments:
 def emptiness_of(words: Sequence[str]) -> str:
     """Which flag of a command line has an empty value that must name something; "" if none has."""
     for flag in empty_flags(words):
-        if flag not in _MAY_BE_EMPTY:
+        if flag != "--http":
             return f"{flag} has an empty value, as from a shell variable that is not set: give it one, or omit it"
     return ""
 
 
 def problem_of(arguments: Arguments) -> str:
     """What is wrong with the arguments; "" if nothing is."""
-    if arguments.log_level.upper() not in logging.getLevelNamesMapping():
-        return f"--log-level must be DEBUG, INFO, WARNING or ERROR, not {arguments.log_level!r}"
-    for name in (
-        "min_replicas",
-        "join_timeout_ms",
-        "quorum_tick_ms",
-        "heartbeat_timeout_ms",
-        "forget_after_s",
-    ):
-        if getattr(arguments, name) < 1:
-            return f"--{name.replace('_', '-')} must be at least 1, not {getattr(arguments, name)}"
-    for name, most in (
-        ("min_replicas", limits.MAX_GROUPS_PER_JOB),
-        ("join_timeout_ms", _MAX_MS),
-        ("quorum_tick_ms", _MAX_MS),
-        ("heartbeat_timeout_ms", _MAX_MS),
-        ("founding_wait_ms", _MAX_MS),
-    ):
-        if (getattr(arguments, name) or 0) > most:
-            return f"--{name.replace('_', '-')} must be at most {most}, not {getattr(arguments, name)}"
+    for name, (least, most) in _RANGES.items():
+        value = getattr(arguments, name)
+        if value is not None and not least <= value <= most:
+            return f"--{name.replace('_', '-')} must be {least} to {most}, not {value}"
     for name, example in _ADDRESSES.items():
         address = getattr(arguments, name)
         if not _may_be_address(name, address):
             return f"--{name} must be host:port, such as {example}, with a port up to 65535, not {address!r}"
-    if arguments.founding_wait_ms is not None and arguments.founding_wait_ms < 0:
-        return f"--founding-wait-ms must be at least 0, not {arguments.founding_wait_ms}"
+    if problem := _problem_of_actions(arguments):
+        return problem
+    if arguments.state is not None and arguments.etcd:
+        return "--state and --etcd both say where to record decisions: give only one of them"
+    if not arguments.etcd:
+        for name in ("etcd_ca", "etcd_cert", "etcd_key"):
+            if getattr(arguments, name):
+                return f"--{name.replace('_', '-')} needs --etcd with the addresses of etcd"
+    return ""
+
+
+def _problem_of_actions(arguments: Arguments) -> str:
     if arguments.http_actions and not (arguments.http and arguments.token_file):
         return "--http-actions needs --http, and --token-file, from which the tokens derive that allow them"
     if arguments.http_actions and not arguments.tls_cert and not _is_local(arguments.http):
         return (
             f"--http-actions on {arguments.http}, which other machines can reach, needs --tls-cert and --tls-key: "
             "tokens would cross the network unencrypted"
-        )
-    if arguments.state is not None and arguments.etcd:
-        return "--state and --etcd both say where to record decisions: give only one of them"
-    if not arguments.etcd:
-        for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_user", "etcd_password_file"):
-            if getattr(arguments, name):
-                return f"--{name.replace('_', '-')} needs --etcd, which says where etcd is"
-    if bool(arguments.etcd_user) != bool(arguments.etcd_password_file):
-        return "--etcd-user and --etcd-password-file go together: give both, or neither"
-    if arguments.quorum_tick_ms * 4 > arguments.heartbeat_timeout_ms:
-        # The machine takes ticks half a timeout apart as a pause of the coordinator itself.
-        return (
-            f"--heartbeat-timeout-ms {arguments.heartbeat_timeout_ms} must be at least four times "
-            f"--quorum-tick-ms {arguments.quorum_tick_ms}: otherwise silent groups are noticed too late"
         )
     return ""
 
@@ -165,18 +137,14 @@ def exposure_of(arguments: Arguments) -> str:
 
 
 def _may_be_address(flag: str, address: str) -> bool:
-    """Whether an address can be that of a flag. Only --bind is no option, and what is advertised is dialled.
-
-    gRPC would also listen on unix:PATH, but no group can dial it.
-    """
+    """Whether a flag takes this address. gRPC would also listen on unix:PATH, but no group can dial it."""
     if not address:
         return flag != "bind"
     host, colon, port = address.rpartition(":")
     if not (colon and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
         return False
-    if ":" in host and not (host.startswith("[") and host.endswith("]")):
-        return False  # of an IPv6 address without brackets, the last part could be the port
-    return flag != "advertise" or (bool(host) and int(port) > 0)
+    # Without brackets, the last part of an IPv6 address could be the port.
+    return ":" not in host or (host.startswith("[") and host.endswith("]"))
 
 
 def _is_local(bind: str) -> bool:

@@ -36,9 +36,7 @@ def _run() -> None:
     problem = problem_of(arguments) or exposure_of(arguments)
     if problem:
         sys.exit(f"jaxft-coordinator: {problem}")
-    logging.basicConfig(
-        level=arguments.log_level.upper(), format="%(asctime)s [jaxft coordinator] %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s [jaxft coordinator] %(message)s")
 
     choose_listener()
     # For the names of etcd's members. gRPC's own resolver asks a name server even for what /etc/hosts knows.

@@ -86,12 +86,9 @@ async def serve(arguments: Arguments, on_stop: Callable[[], None]) -> None:
     server = Server(
         arguments.bind,
         options,
-        quorum_tick_s=arguments.quorum_tick_ms / 1000,
         secret=secret,
         tls=_pem(arguments),
         store=_store(arguments),
-        advertise=arguments.advertise,
-        forget_after_s=arguments.forget_after_s,
         observer=observer,
     )
     events = _event_file(arguments, observer)
@@ -187,7 +184,7 @@ def _event_file(arguments: Arguments, observer: Observer | None) -> LineFile | N
             f"cannot write events to {str(arguments.events)!r}: {error.strerror or error}. Name a file for --events "
             "in a folder that is there, and to which this user may write"
         ) from error
-    observer.listen(lambda job, number, text: events.put(text))
+    observer.listen(lambda *said: events.put(said[-1]))
     return events
 
 
@@ -234,13 +231,8 @@ def _store(arguments: Arguments) -> Store | None:
     if not arguments.etcd:
         return None
     pem = tls.read_pem(ca=arguments.etcd_ca, cert=arguments.etcd_cert, key=arguments.etcd_key)
-    password = arguments.etcd_password_file
-    return EtcdStore(
-        [endpoint.strip() for endpoint in arguments.etcd.split(",")],
-        user=arguments.etcd_user or None,
-        password=credentials.read_password(password) if password else None,
-        tls=None if pem == tls.Pem() else pem,
-    )
+    endpoints = [endpoint.strip() for endpoint in arguments.etcd.split(",")]
+    return EtcdStore(endpoints, tls=None if pem == tls.Pem() else pem)
 
 
 def _pem(arguments: Arguments) -> tls.Pem | None:

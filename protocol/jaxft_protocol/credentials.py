@@ -49,7 +49,7 @@ def read_secret(path: Path) -> bytes:
     Raises:
         CredentialsError: the file cannot be read, is accessible to users other than its owner, or is too short.
     """
-    secret = _private(path, "token file")
+    secret = _private(path)
     if len(secret) < MIN_SECRET_BYTES:
         raise CredentialsError(
             f"the token file {str(path)!r} holds {len(secret)} bytes; a secret needs at least {MIN_SECRET_BYTES} "
@@ -58,32 +58,16 @@ def read_secret(path: Path) -> bytes:
     return secret
 
 
-def read_password(path: Path) -> str:
-    """Read a password: UTF-8 text, without a trailing newline.
-
-    Raises:
-        CredentialsError: the file cannot be read, is accessible to users other than its owner, is not UTF-8 text, or
-            is empty.
-    """
-    try:
-        password = _private(path, "password file").decode()
-    except UnicodeDecodeError as error:
-        raise CredentialsError(f"the password file {str(path)!r} is not UTF-8 text: {error}") from error
-    if not password:
-        raise CredentialsError(f"the password file {str(path)!r} is empty")
-    return password
-
-
-def _private(path: Path, what: str) -> bytes:
+def _private(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             secret = file.read(_MAX_SECRET_BYTES)
     except OSError as error:
-        raise CredentialsError(f"cannot read the {what} {str(path)!r}: {error.strerror}") from error
+        raise CredentialsError(f"cannot read the token file {str(path)!r}: {error.strerror}") from error
     if mode & 0o077:
         raise CredentialsError(
-            f"the {what} {str(path)!r} is accessible to users other than its owner (mode {mode:04o}): make it "
+            f"the token file {str(path)!r} is accessible to users other than its owner (mode {mode:04o}): make it "
             f"private with `chmod 600 {path}`, and replace the secret if another user may have read it"
         )
     return secret.removesuffix(b"\n").removesuffix(b"\r")

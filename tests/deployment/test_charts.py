@@ -133,7 +133,6 @@ def test_a_mistake_in_a_manifest_is_found(file: str, kind: str, change: Callable
             ["networkPolicy.http=null"],
             "or set networkPolicy.enabled=false",
         ),
-        ("coordinator.yaml", ["etcd.user=jaxft"], "go together"),
         ("coordinator.yaml", ["etcd.endpoints={etcd-0}"], "does not match pattern"),
         ("coordinator.yaml", ["tls.certManager.enabled=true"], "tls.certManager needs tls.secretName"),
         ("coordinator.yaml", ["volumes.size=2Gi"], "additional properties 'volumes' not allowed"),

@@ -47,17 +47,6 @@ def test_a_secret_that_cannot_be_used_is_an_error_that_tells_what_to_do(tmp_path
     assert credentials.read_secret(secret_file(tmp_path, b"sixteen bytes!!!\n"))
 
 
-def test_a_password_is_text_that_nobody_else_may_read(tmp_path: Path):
-    assert credentials.read_password(secret_file(tmp_path, "paßwort\n".encode())) == "paßwort"
-    for content, mode, problem in (
-        (b"secret", 0o644, "is accessible to users other than its owner"),
-        (b"\n", 0o600, "is empty"),
-        (b"\xff\xfe", 0o600, "is not UTF-8 text"),
-    ):
-        with pytest.raises(credentials.CredentialsError, match=f"the password file .* {problem}"):
-            credentials.read_password(secret_file(tmp_path, content, mode))
-
-
 def test_each_job_and_each_plane_has_a_key_of_its_own() -> None:
     keys = [credentials.job_key(secret, job) for secret in (b"a" * 16, b"b" * 16) for job in ("toy", "toy2")]
     data_keys = [credentials.data_key(key) for key in keys]

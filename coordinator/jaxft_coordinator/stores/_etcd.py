@@ -49,10 +49,8 @@ class EtcdStore:
         endpoints: host:port of each member of the etcd cluster.
         prefix: the prefix of all keys. Coordinators with the same prefix stand by for each other.
         ttl_s: how long an unresponsive leader still leads, in whole seconds. etcd may grant more.
-        user: the user name at etcd, if it asks for one.
-        password: that user's password.
-        tls: the CA to trust, and our certificate. With an endpoint that begins with https:// and no `tls`, gRPC's
-            default authorities are trusted.
+        tls: the CA to trust, and our certificate, whose common name is the user at etcd. Without it, and with an
+            endpoint that begins with https://, gRPC's default authorities are trusted.
 
     Raises:
         ImportError: aetcd is not installed.
@@ -65,8 +63,6 @@ class EtcdStore:
         prefix: str = "jaxft",
         *,
         ttl_s: int = LEASE_TTL_S,
-        user: str | None = None,
-        password: str | None = None,
         tls: Pem | None = None,
     ) -> None:
         if not endpoints or ttl_s < 1 or not prefix.strip("/"):
@@ -81,8 +77,8 @@ class EtcdStore:
         self._ttl_s = ttl_s
         self._names = client_library().transactions
         # Two connections, so that a hanging request does not delay the renewal of the lease.
-        self._requests = Link(self._endpoints, user=user, password=password, tls=tls)
-        self._renewals = Link(self._endpoints, user=user, password=password, tls=tls)
+        self._requests = Link(self._endpoints, tls)
+        self._renewals = Link(self._endpoints, tls)
         self._led = records.Led(0, "")
         self._lease_id = 0
         self._granted_s = 0.0
@@ -212,7 +208,7 @@ class EtcdStore:
     def _who_leads(self, address: str) -> str:
         if self._leader != address:
             return self._leader or "another coordinator"
-        return f"this coordinator's earlier life, or another one with the same --advertise, {address},"
+        return f"this coordinator's earlier life, or another one with the same address, {address},"
 
     async def _until_leader_goes(self) -> None:
         """Return when the leader's key is deleted, or it is time to check again."""

@@ -47,11 +47,8 @@ class Link:
         ImportError: the client library is not installed.
     """
 
-    def __init__(
-        self, endpoints: Sequence[str], *, user: str | None, password: str | None, tls: Pem | None
-    ) -> None:
+    def __init__(self, endpoints: Sequence[str], tls: Pem | None) -> None:
         self._endpoints = endpoints
-        self._login = {"username": user, "password": password}
         self._tls = tls
         self._next = 0
         self._client: Any = None
@@ -97,10 +94,10 @@ class Link:
     def _client_of(self, endpoint: str) -> Any:
         host, port = endpoint.rsplit(":", 1)
         if self._tls is None:
-            return self._aetcd.Client(host, int(port), **self._login, options=_OPTIONS)
+            return self._aetcd.Client(host, int(port), options=_OPTIONS)
         from jaxft_coordinator.stores._etcd_tls import SecureClient
 
-        return SecureClient(self._tls, host, int(port), **self._login, options=_OPTIONS)
+        return SecureClient(self._tls, host, int(port), options=_OPTIONS)
 
     async def _give_up(self) -> None:
         self._next += 1
@@ -109,8 +106,8 @@ class Link:
 
 def _advice(answer: str) -> str:
     """What to do about an answer that does not change by itself."""
-    if "authentication failed" in answer:
-        return ". Put the user's password into --etcd-password-file, and restart the coordinator, which reads it once"
+    if "user name is empty" in answer:
+        return ". Give --etcd-cert a certificate whose common name is a user of etcd"
     if "permission denied" in answer:
         return ". Let the user read and write the keys that begin with jaxft/"
     if _FULL in answer:

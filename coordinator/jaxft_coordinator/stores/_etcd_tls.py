@@ -30,11 +30,6 @@ class SecureClient(aetcd.Client):
         self.channel = rpc.secure_channel(
             f"{self._host}:{self._port}", self._credentials, options=tuple(self._options.items())
         )
-        if self._username is not None:
-            request = rpc.AuthenticateRequest(name=self._username, password=self._password)
-            self.auth_stub = rpc.AuthStub(self.channel)
-            answer = await self.auth_stub.Authenticate(request)
-            self.metadata = (("token", answer.token),)
         self.kvstub = rpc.KVStub(self.channel)
         self.leasestub = rpc.LeaseStub(self.channel)
         self._watcher = watcher.Watcher(rpc.WatchStub(self.channel), metadata=self.metadata)

@@ -40,9 +40,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if and .Values.monitoring.serviceMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.http) }}
 {{- fail "monitoring.serviceMonitor: the NetworkPolicy lets no one reach the HTTP port: name Prometheus in networkPolicy.http, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}], or set networkPolicy.enabled=false" }}
 {{- end }}
-{{- if ne (empty .Values.etcd.user) (empty .Values.etcd.passwordSecret) }}
-{{- fail "etcd.user and etcd.passwordSecret go together: set both, or neither" }}
-{{- end }}
 {{- if and .Values.etcd.clientCertificate (not .Values.etcd.tlsSecret) }}
 {{- fail "etcd.clientCertificate needs etcd.tlsSecret" }}
 {{- end }}
@@ -51,8 +48,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "jaxft-coordinator.flags" -}}
 - "--bind=[::]:29510"
 - "--http=[::]:29511"
-- "--advertise=$(POD_NAME).{{ include "jaxft-coordinator.name" . }}.$(POD_NAMESPACE).svc:29510"
-- "--log-level={{ .Values.logLevel }}"
 {{- if .Values.etcd.endpoints }}
 - "--etcd={{ join "," .Values.etcd.endpoints }}"
 {{- if .Values.etcd.tlsSecret }}
@@ -61,10 +56,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.etcd.clientCertificate }}
 - "--etcd-cert=/etc/jaxft/etcd/tls.crt"
 - "--etcd-key=/etc/jaxft/etcd/tls.key"
-{{- end }}
-{{- if .Values.etcd.user }}
-- "--etcd-user={{ .Values.etcd.user }}"
-- "--etcd-password-file=/run/jaxft/password"
 {{- end }}
 {{- else }}
 - "--state=/var/lib/jaxft/state"
