@@ -59,23 +59,6 @@ def test_what_ends_a_part_that_never_ends_ends_the_server(
     run(scenario)
 
 
-def test_the_process_ends_with_an_error_when_its_main_task_is_cancelled() -> None:
-    program = (
-        "import asyncio, sys\n"
-        "from jaxft_coordinator import _cli\nfrom jaxft_coordinator.shell import _server\n"
-        "real = _server.Server._run\n"
-        "async def cut_short(self):\n"
-        "    asyncio.get_running_loop().call_later(0.2, self.running.cancel)\n"
-        "    await real(self)\n"
-        "_server.Server._run = cut_short\n"
-        "sys.argv[1:] = ['--bind', 'localhost:0']\n"
-        "_cli.main()\n"
-    )
-    done = patience.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 1
-    assert "main task was cancelled" in done.stderr
-
-
 def test_a_disk_that_does_not_answer_is_named_and_does_not_keep_the_process(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")  # to open it takes a writer
     program = (
@@ -142,15 +125,3 @@ def test_a_failing_end_of_a_session_still_ends_its_stream(
 
     run(scenario)
     assert "the coordinator failed to close it" in caplog.text
-
-
-def test_a_status_that_cannot_be_told_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario() -> None:
-        async with serving() as server:
-            monkeypatch.setattr(server._health, "set", breaks)
-            server.leads()
-            await patience.until_async(lambda: "could not update its health status" in caplog.text, "the log")
-
-    run(scenario)

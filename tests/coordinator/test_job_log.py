@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from jaxft_coordinator.shell import _job_log, limits
+from jaxft_coordinator.shell import limits
 from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Log, Options
 
@@ -17,10 +17,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Clock:
-    monkeypatch.setattr(_job_log, "BURST", 3)
-    monkeypatch.setattr(_job_log, "LINES_PER_S", 2.0)
+    monkeypatch.setattr(limits, "BURST", 3)
+    monkeypatch.setattr(limits, "LINES_PER_S", 2.0)
     clock = Clock()
-    monkeypatch.setattr(_job_log, "time", clock)
+    monkeypatch.setattr(limits, "time", clock)
     caplog.set_level(logging.INFO, "jaxft_coordinator")
     return clock
 
@@ -50,8 +50,9 @@ def test_a_job_that_logs_without_end_is_bounded_and_the_others_are_not(
     assert "(8 lines" in caplog.messages[0]
 
 
+@pytest.mark.usefixtures("clock")
 def test_what_is_kept_of_jobs_is_bounded(
-    clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_JOBS", 2)
     server = Server("localhost:0", Options())

@@ -27,6 +27,7 @@ from jaxft_protocol.coordinator.job import (
 )
 from jaxft_protocol.messages import (
     Commit,
+    Evicted,
     GroupMessage,
     GroupName,
     Halted,
@@ -37,6 +38,8 @@ from jaxft_protocol.messages import (
     Join,
     Leave,
     NewQuorum,
+    QuorumId,
+    Refused,
     Step,
     Vote,
     Welcome,
@@ -44,6 +47,7 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.values import changed
 
 from tests import patience
+from tests.coordinator.test_journal import HeldStore, turns
 from tests.protocol.coordinator.helpers import digest_of
 from tests.stores import examples, scenarios
 
@@ -97,7 +101,7 @@ class Desk:
         self._sessions[job, name] = SessionId(len(self.told) + 1000 * len(self._sessions) + 1)
         self.say(job, name, Hello(job, GroupName(name), Incarnation(incarnation), f"{name}:1"))
         if self.jobs.get(job) is not None:
-            self.say(job, name, Join(Step(step), digest_of(digest), total_shards=2, **join))
+            self.say(job, name, Join(Step(step), digest_of(digest), **{"total_shards": 2, **join}))
 
     def close(self, job: str, name: str) -> None:
         self.jobs.step(job, SessionClosed(self.session(job, name), "its connection closed"))
@@ -191,9 +195,8 @@ def test_a_turn_that_raises_stops_its_job_and_no_other(
                 if kind is SessionClosed:
                     desk.close("bad", "b")
                 elif kind is not Tick:
-                    desk.say(
-                        "bad", "a", {Vote: Vote(0, 0, True), Heartbeat: Heartbeat(), Leave: Leave(True)}[kind]
-                    )  # pyright: ignore
+                    messages = (Vote(QuorumId(0), Step(0), ok=True), Heartbeat(), Leave(finished=True))
+                    desk.say("bad", "a", next(each for each in messages if type(each) is kind))
                 halted = await desk.hears("bad", "a", Halted)
                 assert halted.kind is HaltKind.FAILED
                 assert (
@@ -500,3 +503,65 @@ def test_a_group_that_comes_late_to_a_finished_job_is_told_and_the_time_begins_a
             assert job.finished == 1
 
     run(scenario)
+
+
+# ---- while a record is being written ----
+
+
+def on_a_held_store(scenario: Callable[[HeldStore, Desk], Awaitable[None]], **settings: Any) -> None:
+    async def held() -> None:
+        store = HeldStore()
+        async with leading(store, **settings) as desk:
+            await scenario(store, desk)
+
+    run(held)
+
+
+def test_what_a_group_says_before_it_hears_that_it_is_out_means_nothing():
+    async def scenario(store: HeldStore, desk: Desk) -> None:
+        desk.come("job", "a")
+        desk.come("job", "b", total_shards=0)  # its refusal waits behind the record of the founding
+        desk.say("job", "b", Heartbeat())
+        await turns()
+        assert not any(message == "closed" for _, message in desk.told)
+        store.gate.set()
+        await turns()
+        assert any(isinstance(message, NewQuorum) for message in desk.heard("job", "a"))
+        assert "closed" not in desk.heard("job", "a")
+        *_, refused, closed = desk.heard("job", "b")
+        assert (type(refused), closed) == (Refused, "closed")
+
+    on_a_held_store(scenario, tick_s=3600.0)
+
+
+def test_nobody_is_judged_by_a_silence_in_which_nobody_could_be_told_anything():
+    """Groups beat once they are welcome, and a welcome waits behind the record that is being written."""
+
+    async def scenario(store: HeldStore, desk: Desk) -> None:
+        desk.come("job", "a")
+        await asyncio.sleep(0.6)  # three times the timeout
+        assert [type(message) for message in desk.heard("job", "a")] == [Welcome]
+        assert list(desk.jobs.get("job").groups) == ["a"]  # pyright: ignore[reportOptionalMemberAccess]
+        store.gate.set()
+        await desk.hears("job", "a", NewQuorum)
+        await desk.hears("job", "a", Evicted)  # now it is silent by itself
+
+    on_a_held_store(scenario, tick_s=0.02, options={"heartbeat_timeout_s": 0.2})
+
+
+def test_of_sessions_that_are_over_nothing_is_kept():
+    async def scenario(store: HeldStore, desk: Desk) -> None:
+        store.gate.set()
+        desk.come("job", "a")
+        desk.come("job", "b", total_shards=0)  # is refused
+        await turns()
+        desk.say("job", "a", Heartbeat())
+        desk.jobs.evict("job", GroupName("a"), "an operator says so")
+        await turns()
+        for name in ("a", "b"):
+            desk.close("job", name)
+        desk.jobs.stand_down()
+        desk.come("job", "c")  # comes too late, and is not served
+        assert not desk.jobs._heard_s
+
+    on_a_held_store(scenario, tick_s=3600.0)

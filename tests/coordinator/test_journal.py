@@ -4,7 +4,6 @@ import asyncio
 import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 import pytest
 from jaxft_coordinator.shell._journal import Journal
@@ -27,7 +26,7 @@ class HeldStore:
         self.refused: list[str] = []  # jobs, as the journal says
         self.leader = ""
 
-    async def open(self, address: str) -> Opened:
+    async def open(self, _address: str) -> Opened:
         return Opened(1)
 
     async def append(self, records: Sequence[Record]) -> None:
@@ -55,7 +54,7 @@ def moved(step: int, job: str = "job") -> Saved:
 def run(scenario: Callable[[HeldStore, Journal, list[str]], Awaitable[None]]) -> None:
     async def bounded() -> None:
         store = HeldStore()
-        journal = Journal(store, {}, lambda job, error: store.refused.append(job))
+        journal = Journal(store, {}, lambda job, _error: store.refused.append(job))
         writing = asyncio.create_task(journal.run())
         try:
             async with asyncio.timeout(patience.FAR_S):
@@ -73,7 +72,7 @@ async def turns() -> None:
 
 
 def test_an_act_without_a_record_is_done_at_once_if_nothing_waits():
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(_store: HeldStore, journal: Journal, told: list[str]) -> None:
         journal.put("job", None, lambda: told.append("waiting"))
         assert told == ["waiting"]
 
@@ -97,7 +96,7 @@ def test_acts_wait_for_the_records_before_them_and_keep_their_order():
 
 
 def test_what_comes_while_one_batch_is_written_goes_into_one_other():
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(store: HeldStore, journal: Journal, _told: list[str]) -> None:
         journal.put("job", moved(1), lambda: None)
         await turns()
         for step in range(2, 12):
@@ -133,7 +132,7 @@ def test_a_full_disk_is_waited_for_and_said(
 
 def test_when_the_lead_is_lost_nothing_that_waits_is_ever_told():
     async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal = Journal(store, {}, lambda job, error: None)
+        journal = Journal(store, {}, lambda _job, _error: None)
         writing = asyncio.create_task(journal.run())
         store.fails = [StoreLost("another leads")]
         journal.put("job", moved(1), lambda: told.append("commit 1"))
@@ -147,8 +146,8 @@ def test_when_the_lead_is_lost_nothing_that_waits_is_ever_told():
     run(scenario)
 
 
-def test_a_flush_does_not_wait_for_ever(tmp_path: Path):
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+def test_a_flush_does_not_wait_for_ever():
+    async def scenario(_store: HeldStore, journal: Journal, told: list[str]) -> None:
         journal.put("job", moved(1), lambda: told.append("commit 1"))
         await journal.flush(0.05)
         assert told == []
@@ -207,7 +206,7 @@ def test_a_record_that_makes_no_sense_is_dropped_with_all_that_its_job_would_hav
 
 
 def test_what_has_no_record_does_not_wait_for_another_job():
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(_store: HeldStore, journal: Journal, told: list[str]) -> None:
         journal.put("slow", moved(1, "slow"), lambda: told.append("slow"))
         await turns()
         journal.put("job", None, lambda: told.append("welcome"))

@@ -27,7 +27,7 @@ def of_small_job(folder: Path) -> None:
     with cluster(folder) as here:
         secret = str(folder / "secret")
         web = port.start(here, "--token-file", secret, "--http-actions", "--heartbeat-timeout-ms", "4000")
-        lives = here.start_together(GROUPS, lambda name: flags)
+        lives = here.start_together(GROUPS, lambda _name: flags)
         here.until(lambda: (web.metric("jaxft_step", job="toy") or 0) > 100, "step 100")
         with browser.page(web.url, **WIDE, color_scheme="light") as (page, _):
             _until_all_take_part(page)

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from jaxft_coordinator.http import _door
-from jaxft_coordinator.http._door import MAX_CONNECTIONS
 
 from tests import patience
 from tests.coordinator.test_server import run
-from tests.operate.test_http import hurried, serving, silent_at
+from tests.operate.test_http import FEW, few_connections, hurried, serving, silent_at
 from tests.operate.test_https import Certificates
 
 ASKS = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -25,7 +24,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(autouse=True)
 def trusted(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))  # what urllib trusts
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.ca))  # which urllib trusts
+    few_connections(monkeypatch)
 
 
 class Client:
@@ -86,10 +86,10 @@ def test_handshakes_that_are_left_in_the_middle_do_not_keep_others_out(
     async def scenario() -> None:
         async with (
             serving(cert=files.cert, key=files.key) as (_, http, _, web),
-            crowd(http.port, 2 * MAX_CONNECTIONS, Client(files).hello()[:part]) as silent,
+            crowd(http.port, 2 * FEW, Client(files).hello()[:part]) as silent,
         ):
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
-            ended = [reader.read() for reader, _ in silent[:-MAX_CONNECTIONS]]
+            ended = [reader.read() for reader, _ in silent[:-FEW]]
             await patience.wait_for(asyncio.gather(*ended, return_exceptions=True))
 
     run(scenario)
@@ -101,7 +101,7 @@ def test_clients_that_do_not_answer_the_end_of_tls_do_not_pile_up(files: Certifi
             serving(cert=files.cert, key=files.key) as (_, http, _, web),
             contextlib.AsyncExitStack() as stack,
         ):
-            for _ in range(2 * MAX_CONNECTIONS):
+            for _ in range(2 * FEW):
                 reader, writer = await stack.enter_async_context(silent_at(http.port))
                 client = Client(files)
                 writer.write(client.hello())
@@ -109,7 +109,7 @@ def test_clients_that_do_not_answer_the_end_of_tls_do_not_pile_up(files: Certifi
                 await client.answer(reader)
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
             here = http._uvicorn.server_state.connections  # pyright: ignore[reportPrivateUsage]
-            assert len(here) <= MAX_CONNECTIONS
+            assert len(here) <= FEW
 
     run(scenario)
 
@@ -173,7 +173,7 @@ def test_an_error_in_a_handshake_ends_its_connection_alone(
     async def scenario() -> None:
         async with serving(cert=files.cert, key=files.key) as (_, http, _, web):
             with monkeypatch.context() as patch:
-                patch.setattr(http._uvicorn.config, "http_protocol_class", lambda **given: 1 // 0)
+                patch.setattr(http._uvicorn.config, "http_protocol_class", lambda **_: 1 // 0)
                 async with silent_at(http.port) as (reader, _):
                     assert await patience.wait_for(reader.read()) == b""
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")

@@ -199,7 +199,7 @@ def test_code_that_raises_in_every_group_halts_the_job_with_the_kind():
     desk = watching("a", "b")
     for name in ("a", "b"):
         quorum_id = desk.quorum.quorum_id
-        desk.say(name, Vote(quorum_id, Step(0), False, reason="OSError: no sample", raised=True, shard=3))
+        desk.say(name, Vote(quorum_id, Step(0), ok=False, reason="OSError: no sample", raised=True, shard=3))
     halted = next(each for each in desk.seen if each.event == "job_halted")
     assert halted.more == {"kind": "raised"}
     assert "fails in every group" in halted.reason
@@ -222,11 +222,11 @@ def test_a_drain_and_a_pause_are_told_and_retry_no_step():
     desk.leave("b")
     assert desk.seen[-1].reason == desk.observer.jobs["job"].groups[GroupName("b")].reason == "it was drained"
     assert desk.news() == ["group_left b"]
-    desk.do(PauseAsked(True))
+    desk.do(PauseAsked(paused=True))
     desk.commit()
     desk.tick()
     assert desk.news() == ["job_paused", "quorum_ended", "job_waiting"]
-    desk.do(PauseAsked(False))
+    desk.do(PauseAsked(paused=False))
     assert desk.news() == ["job_unpaused", "quorum_changed"]
 
 
@@ -262,7 +262,7 @@ def test_an_event_and_the_state_after_it_have_the_same_time(monkeypatch: pytest.
     clock = itertools.count(1000)
     monkeypatch.setattr("time.time", lambda: float(next(clock)))
     desk, told = watching("a", "b"), []
-    desk.observer.listen(lambda job, number, text: told.append(json.loads(text)))
+    desk.observer.listen(lambda *said: told.append(json.loads(said[-1])))
     desk.close("b")
     (lost,) = (event for event in told if event["event"] == "group_lost")
     groups = told_of(desk)["group_list"]
@@ -278,7 +278,7 @@ def test_the_json_form_leaves_out_what_is_empty():
 def test_a_storm_of_events_is_bounded_and_says_how_many_are_missing(monkeypatch):
     monkeypatch.setattr("jaxft_coordinator.observe.observer.BURST", 5)
     observer, told = Observer(), []
-    observer.listen(lambda job, number, text: told.append(text))
+    observer.listen(lambda *said: told.append(said[-1]))
     clock = [1000.0]
     monkeypatch.setattr("jaxft_coordinator.observe.observer.time.time", lambda: clock[0])
     for _ in range(100):
@@ -293,7 +293,7 @@ def test_a_storm_of_events_is_bounded_and_says_how_many_are_missing(monkeypatch)
 
 def test_a_storm_that_lasts_is_counted_to_the_last_event(monkeypatch):
     observer, told = Observer(), []
-    observer.listen(lambda job, number, text: told.append(json.loads(text)))
+    observer.listen(lambda *said: told.append(json.loads(said[-1])))
     clock = [1000.0]
     monkeypatch.setattr("jaxft_coordinator.observe.observer.BURST", 5)
     monkeypatch.setattr("jaxft_coordinator.observe.observer.time.time", lambda: clock[0])
@@ -311,7 +311,7 @@ def test_a_storm_that_lasts_is_counted_to_the_last_event(monkeypatch):
 
 def test_an_error_in_the_observer_is_counted_and_reaches_no_job():
     desk = watching("a", "b")
-    desk.observer.listen(lambda job, number, text: 1 / 0)  # pyright: ignore[reportArgumentType]
+    desk.observer.listen(lambda *_: 1 / 0)  # pyright: ignore[reportArgumentType]
     Desk.do(desk, SessionClosed(desk.sessions["b"], "gone"))
     desk.observer.saw(desk.job, None, (), desk.now_s)
     assert desk.observer.errors == 1

@@ -137,7 +137,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 def test_a_token_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `no_proxy`, urllib would ask a proxy for localhost, too."""
     with http.server.HTTPServer(("127.0.0.1", 0), Answering) as port, socket.create_server(("", 0)) as proxy:
-        proxy.setblocking(False)
+        proxy.settimeout(0.0)
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
         for name in ("no_proxy", "NO_PROXY"):

@@ -58,7 +58,7 @@ def test_a_new_job_waits_as_soon_as_a_group_has_compiled():
 def test_an_operators_pause_is_shown():
     desk = watching("a")
     assert value(desk, "jaxft_paused") == 0
-    desk.do(PauseAsked(True))
+    desk.do(PauseAsked(paused=True))
     assert value(desk, "jaxft_paused") == 1
 
 
@@ -81,7 +81,7 @@ def test_the_time_of_a_pause_before_the_first_step_is_not_counted():
     desk = Watching(Desk.open(min_replicas=2).job)
     desk.hello("a")
     desk.now_s += 5.0
-    desk.do(PauseAsked(True))
+    desk.do(PauseAsked(paused=True))
     before = told_of(desk)
     desk.now_s += 3600.0
     desk.come("b")
@@ -89,7 +89,7 @@ def test_the_time_of_a_pause_before_the_first_step_is_not_counted():
     assert (before["state"], after["state"]) == ("paused", "paused")
     assert before["badput_seconds"] == after["badput_seconds"]
     assert before["badput_seconds"]["PROGRAM_STARTUP"] == pytest.approx(5.0, abs=0.1)
-    desk.do(PauseAsked(False))
+    desk.do(PauseAsked(paused=False))
     assert told_of(desk)["state"] == "starting"
     desk.now_s += 7.0
     desk.come("a", incarnation=2)
@@ -101,7 +101,7 @@ def test_the_time_of_a_pause_before_the_first_step_is_not_counted():
 def test_the_time_of_a_pause_is_not_counted():
     """Nothing is lost that spares or quicker restarts would have saved, and no alert may say so."""
     desk = watching("a", "b")
-    desk.do(PauseAsked(True))
+    desk.do(PauseAsked(paused=True))
     desk.now_s += 2.0
     desk.commit()
     before = told_of(desk)
@@ -112,7 +112,7 @@ def test_the_time_of_a_pause_is_not_counted():
     for name in ("goodput", "goodput_seconds", "badput_seconds"):
         assert after[name] == before[name]
         assert of_groups(after, name) == of_groups(before, name)
-    desk.do(PauseAsked(False))
+    desk.do(PauseAsked(paused=False))
     desk.now_s += 2.0
     desk.commit()
     assert value(desk, "jaxft_waiting") == 0

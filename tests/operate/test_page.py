@@ -35,7 +35,7 @@ def test_a_group_is_killed_while_the_page_is_open_and_the_page_shows_it(tmp_path
     flags = ("--steps", "40", "--gate", f"10:{gate}", "--gate", f"30:{go}", "--show")
     with cluster(tmp_path) as here:
         web = port.start(here)
-        workers = here.start_together(("group-0", "group-1", "group-2"), lambda name: flags)
+        workers = here.start_together(("group-0", "group-1", "group-2"), lambda _name: flags)
         here.until(lambda: web.metric("jaxft_step", job="toy") == 10, "step 10")
         with browser.page(web.url) as (page, errors):
             expect(page.get_by_role("heading", name="toy")).to_be_visible()
@@ -69,7 +69,7 @@ def test_a_state_that_is_shown_after_a_newer_event_does_not_repeat_itself_in_the
     gate = tmp_path / "gate"
     with cluster(tmp_path) as here:
         web = port.start(here)
-        workers = here.start_together(("group-0",), lambda name: ("--steps", "8", "--gate", f"4:{gate}"))
+        workers = here.start_together(("group-0",), lambda _name: ("--steps", "8", "--gate", f"4:{gate}"))
         here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
         with browser.page(web.url) as (page, errors):
             page.add_init_script(f"({HELD_STREAM})()")
@@ -95,7 +95,7 @@ def test_a_screen_reader_finds_its_way(tmp_path: Path, scheme: str) -> None:
     with cluster(tmp_path) as here:
         web = port.start(here)
         workers = here.start_together(
-            ("group-0", "group-1"), lambda name: ("--steps", "8", "--gate", f"4:{gate}", "--show")
+            ("group-0", "group-1"), lambda _name: ("--steps", "8", "--gate", f"4:{gate}", "--show")
         )
         with browser.page(web.url, color_scheme=scheme, bypass_csp=True) as (page, errors):
             expect(page.get_by_role("row", name="group-1")).to_contain_text("takes part")

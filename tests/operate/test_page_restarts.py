@@ -45,13 +45,14 @@ def test_a_page_that_stays_open_shows_what_happens_under_the_next_coordinator(tm
 def test_the_page_of_a_standby_says_who_leads(job: str, tmp_path: Path) -> None:
     state = ("--state", str(tmp_path / "state"))
     with cluster(tmp_path) as here:
-        here.start_coordinator(*state, "--advertise", "the-leader:29510")
+        here.start_coordinator(*state)
+        leader = here.port
         here.until(lambda: "leads as" in here.coordinator_log.read_text(), "one to lead")
         web = port.start(here, *state)
         here.until(lambda: "stands by" in here.coordinator_log.read_text(), "the other one to stand by")
         with browser.page(f"{web.url}/{job}") as (page, _):
             expect(page.locator("#empty")).to_have_text(
-                "This coordinator stands by, and the-leader:29510 leads: the page of that one shows its jobs."
+                f"This coordinator stands by, and localhost:{leader} leads: the page of that one shows its jobs."
             )
             expect(page.locator("#link")).to_have_text("live" if job else "connecting")
 

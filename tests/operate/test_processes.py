@@ -33,7 +33,7 @@ def group(web: Port, name: str) -> Any:
 
 def train(here: Cluster, gate: Path, *more: str) -> dict[str, Any]:
     flags = ("--steps", "60", "--gate", f"20:{gate}", "--show", *more)
-    return here.start_together(GROUPS, lambda name: flags)
+    return here.start_together(GROUPS, lambda _name: flags)
 
 
 def lines(log: str) -> list[str]:
@@ -112,7 +112,7 @@ def test_the_time_of_a_coordinator_that_is_stopped_is_not_productive(tmp_path: P
     heartbeat_s, stopped_s = 6.0, 8.0
     with cluster(tmp_path) as here:
         web = port.start(here, "--heartbeat-timeout-ms", str(round(1000 * heartbeat_s)))
-        workers = here.start_together(GROUPS, lambda name: ("--steps", "1000000", "--show"))
+        workers = here.start_together(GROUPS, lambda _name: ("--steps", "1000000", "--show"))
         here.until(lambda: (web.metric("jaxft_step", job="toy") or 0) > 20, "step 20")
         assert here.coordinator is not None
         before = web.job()

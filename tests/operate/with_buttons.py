@@ -19,6 +19,6 @@ def at_step_4(here: Cluster, gate: Path, token: str) -> tuple[port.Port, dict[st
     """Start a coordinator with buttons, and two groups that hold at step 4 until the gate is there."""
     web = port.start(here, "--token-file", str(here.folder / "secret"), "--http-actions")
     flags = ("--steps", "8", "--gate", f"4:{gate}", "--token", token)
-    workers = here.start_together(("group-0", "group-1"), lambda name: flags)
+    workers = here.start_together(("group-0", "group-1"), lambda _name: flags)
     here.until(lambda: web.metric("jaxft_step", job="toy") == 4, "step 4")
     return web, workers

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import grpc.aio
-from jaxft_coordinator.shell._server import SERVICE
+from jaxft_coordinator.shell._services import SERVICE
 from jaxft_protocol import credentials, wire
 from jaxft_protocol.messages import Alive, CoordinatorMessage, Goodbye, Step, Welcome
 from jaxft_protocol.proto import coordinator_pb2 as pb

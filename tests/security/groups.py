@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
-from jaxft_coordinator.shell._server import SERVICE, Server
+from jaxft_coordinator.shell._server import Server
+from jaxft_coordinator.shell._services import SERVICE
 from jaxft_protocol import credentials, wire
 from jaxft_protocol.coordinator.job import Options
 from jaxft_protocol.credentials import JobKey
@@ -80,12 +81,6 @@ class Group:
             with contextlib.suppress(Broken):  # a refusal of who has not proved itself
                 data = self.seals[0].open(data)
         return pb.CoordinatorMessage.FromString(data)
-
-    async def read_sealed(self) -> pb.CoordinatorMessage:
-        """The next message, which must carry its MAC. Raises Broken."""
-        assert self.seals is not None
-        data = await asyncio.wait_for(self._call.read(), patience.FAR_S)
-        return pb.CoordinatorMessage.FromString(self.seals[0].open(data))
 
     async def hear(self) -> CoordinatorMessage | None:
         message = await self.read()

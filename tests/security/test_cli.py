@@ -1,37 +1,16 @@
 """How a coordinator is opened to other machines: with a secret, with certificates, or on purpose to any client."""
 
-import logging
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import trustme
 from jaxft_coordinator._arguments import Arguments, exposure_of
-from jaxft_coordinator._cli import main
 from jaxft_coordinator._version import __version__
 from jaxft_protocol import credentials
 
-from tests import patience
+from tests.coordinator.test_cli import run_here
 
 SECRET = b"a secret of enough bytes"
-
-
-def run_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
-) -> tuple[int, str]:
-    """Run the command in this process; return its exit status and what it said."""
-    monkeypatch.setattr(sys, "argv", ["jaxft-coordinator", *arguments])
-    monkeypatch.setattr(logging, "basicConfig", lambda **options: None)
-    try:
-        main()
-    except SystemExit as ended:
-        said = capsys.readouterr()
-        text = ended.code if isinstance(ended.code, str) else said.out + said.err
-        return 1 if isinstance(ended.code, str) else int(ended.code or 0), text
-    return 0, capsys.readouterr().out
 
 
 @pytest.fixture
@@ -112,18 +91,6 @@ def test_certificates_that_cannot_be_used_stop_it_before_it_listens(
         assert status == 1
         assert said.startswith("jaxft-coordinator: ")
         assert text in said
-
-
-def test_it_starts_on_all_addresses_with_a_secret(secret: Path) -> None:
-    command = [sys.executable, "-m", "jaxft_coordinator", "--bind", "[::]:0", "--token-file", str(secret)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
-        try:
-            assert process.stderr is not None
-            assert "coordinator listens on [::]:0" in process.stderr.readline()
-            process.send_signal(signal.SIGTERM)
-            assert patience.wait(process) == 0
-        finally:
-            process.kill()
 
 
 def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,8 +65,8 @@ def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Co
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
-def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None) -> None:
-    count = as_many_as_allowed(2000)
+@pytest.mark.parametrize("count", [400, pytest.param(as_many_as_allowed(2000), marks=pytest.mark.long)])
+def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None, count: int) -> None:
     with listening("me", key) as listener:
         made = dial_at_once(listener, count, key)
         for i in range(count):
@@ -82,6 +82,7 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None) -> No
             one.close()
 
 
+@pytest.mark.parametrize("count", [400, pytest.param(as_many_as_allowed(5600), marks=pytest.mark.long)])
 @pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
 @pytest.mark.parametrize(
     "said",
@@ -101,9 +102,8 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None) -> No
     ],
 )
 def test_strangers_do_not_keep_a_group_from_its_peers(
-    key: DataKey | None, said: bytes, caplog: pytest.LogCaptureFixture
+    key: DataKey | None, said: bytes, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    count = as_many_as_allowed(5600)
     with contextlib.ExitStack() as stack, caplog.at_level(logging.INFO, "jaxft"):
         listeners = [stack.enter_context(listening(f"group-{i}", key)) for i in range(2)]
         members = [

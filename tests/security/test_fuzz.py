@@ -27,7 +27,6 @@ from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft._arrays._leaf_types import LeafType
 from jaxft._checkpoints._manifest import Damaged, Manifest, checksum
 from jaxft._exchange import _frames
-from jaxft._heal import _frames as heal_frames
 from jaxft._heal._frames import REPLY_BYTES, REQUEST_BYTES, BadFrame, Reply, Request, read_manifest
 from jaxft._transport import _handshake
 from jaxft._transport._handshake import BadRequest
@@ -35,8 +34,8 @@ from jaxft._transport._listener import ConnectionRequest, Listener, dial
 from tests import patience
 from tests.security.unknown_clients import raw_request, read_all
 
-many = settings(max_examples=300, deadline=None)
-some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=150, deadline=None)
+some = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 names = st.sampled_from(["a", "b", "c", "", "group-10"]) | st.text(max_size=20)
 u64 = st.sampled_from([0, 1, 2, 3, 7, 2**32, 2**62, 2**62 + 1, 2**63, 2**64 - 1]) | st.integers(0, 9)
@@ -268,7 +267,7 @@ def listeners() -> Iterator[list[Listener]]:
     said=st.binary(max_size=300) | st.tuples(requests, st.binary(max_size=100)).map(b"".join),
     locked=st.booleans(),
 )
-def test_any_bytes_at_a_data_port(listeners: list[Listener], said: bytes, locked: bool) -> None:
+def test_any_bytes_at_a_data_port(listeners: list[Listener], said: bytes, *, locked: bool) -> None:
     listener = listeners[locked]
     with socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S) as sock:
         with contextlib.suppress(OSError):
@@ -431,19 +430,9 @@ def test_manifests_that_are_meant_to_break_json(said: str) -> None:
         read_manifest(said)
 
 
-def test_a_manifest_comes_back_as_it_was() -> None:
-    leaves = [LeafType((3, 4), "float32"), LeafType((), "bfloat16")]
-    made = heal_frames.Manifest(7, leaves, m.Stripe(1, 3), live=False)
-    assert read_manifest(made.encode()) == made
-
-
 # ---- checkpoints ----
 
 GOOD = Manifest(3, "job", 2**63, "digest", (("['w']", "float32[3]"),))
-
-
-def test_a_description_comes_back_as_it_was() -> None:
-    assert Manifest.from_json(json.loads(json.dumps(GOOD.to_json()))) == GOOD
 
 
 @many

@@ -71,7 +71,7 @@ def test_a_job_behind_tls_and_token_trains_to_the_same_bits_and_strangers_get_no
     with cluster(tmp_path) as here:
         here.start_coordinator(*keys.coordinator_flags)
         flags = ("--steps", STEPS, "--gate", f"3:{gate}", *keys.tls_flags, *token("toy"))
-        groups = here.start_together(("group-0", "group-1"), lambda group: flags)
+        groups = here.start_together(("group-0", "group-1"), lambda _: flags)
         here.until(lambda: all(len(group.steps()) == 3 for group in groups.values()), "the job to run")
         no_token = here.start("group-2", *keys.tls_flags)
         wrong_token = here.start("group-0", *keys.tls_flags, *token("another job"))

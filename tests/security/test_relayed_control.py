@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import grpc
 import grpc.aio
 import pytest
-from jaxft_coordinator.shell._server import SERVICE, Server
+from jaxft_coordinator.shell._server import Server
+from jaxft_coordinator.shell._services import SERVICE
 from jaxft_protocol import wire
 from jaxft_protocol.messages import Evicted, Heartbeat, Leave
 

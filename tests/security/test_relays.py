@@ -115,11 +115,11 @@ def forge_state(victim: socket.socket, tags: Tags) -> None:
         victim.sendall(header + said + tags.tag(header, said))
 
 
-def forge_state_under_own_key(victim: socket.socket, honest: socket.socket) -> None:
+def forge_state_under_own_key(victim: socket.socket, _: socket.socket) -> None:
     forge_state(victim, Macs(bytes(32)))
 
 
-def forge_state_without_key(victim: socket.socket, honest: socket.socket) -> None:
+def forge_state_without_key(victim: socket.socket, _: socket.socket) -> None:
     """As in a job without a token, where each frame carries a checksum that any program can compute."""
     forge_state(victim, Checksums())
 
@@ -215,7 +215,7 @@ def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
         links.close()
 
 
-def forge_sum(victim: socket.socket, honest: socket.socket) -> None:
+def forge_sum(victim: socket.socket, _: socket.socket) -> None:
     """Take group-1's part in the exchange, with a contribution of another layout's values.
 
     It is deaf: it could not read what the victim sends, and would close before all that it sends has left.

@@ -90,35 +90,6 @@ def test_many_jobs_are_appended_at_once(etcd: Etcd, prefix: str):
     run(scenario)
 
 
-def test_an_append_that_makes_no_sense_writes_nothing(etcd: Etcd, prefix: str):
-    """Else the next leader could not read it."""
-
-    async def scenario() -> None:
-        store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
-        await store.open("a:1")
-        for senseless in (examples.moved(1, "unknown"), examples.saved(places=-1)):
-            with pytest.raises(ValueError, match=r"nothing is known of it|places is -1"):
-                await store.append([examples.saved("never"), senseless])
-        await store.append([examples.saved()])
-        await store.close()
-        assert list((await written(store)).jobs) == ["llama"]
-
-    run(scenario)
-
-
-def test_prefixes_do_not_share_anything(etcd: Etcd, prefix: str):
-    async def scenario() -> None:
-        one, other = (EtcdStore([etcd.endpoint], prefix + end, ttl_s=LONG_S) for end in ("", "-other"))
-        await one.open("a:1")
-        assert (await written(other, [examples.saved()])).jobs == {}
-        assert (await written(other)).jobs
-        await one.append([examples.saved("mine")])
-        await one.close()
-        assert list((await written(one)).jobs) == ["mine"]
-
-    run(scenario)
-
-
 def test_too_big_a_record_is_refused_with_its_size_and_the_next_is_not(etcd: Etcd, prefix: str):
     async def scenario() -> None:
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)

@@ -50,31 +50,6 @@ def test_a_graceful_close_hands_over_at_once(
     run(scenario)
 
 
-def test_who_has_not_opened_it_cannot_append(etcd: Etcd, prefix: str):
-    async def scenario() -> None:
-        store = EtcdStore([etcd.endpoint], prefix)
-        with pytest.raises(StoreLost, match="not opened"):
-            await store.append([examples.moved(1)])
-        assert (await written(store)).jobs == {}
-
-    run(scenario)
-
-
-def test_whoever_gives_up_waiting_holds_nothing(etcd: Etcd, prefix: str):
-    async def scenario() -> None:
-        first, second = (EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S) for _ in range(2))
-        await first.open("a:1")
-        opening = asyncio.create_task(second.open("b:1"))
-        await until(lambda: second.leader == "a:1")
-        opening.cancel()
-        await asyncio.wait([opening])
-        await first.close()
-        await first.open("a:1")
-        await first.close()
-
-    run(scenario)
-
-
 def test_a_crowd_of_standbys_makes_one_leader_after_the_other(etcd: Etcd, prefix: str):
     async def scenario() -> None:
         terms: list[int] = []

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import shutil
@@ -63,17 +62,6 @@ def test_what_is_remembered_is_the_fold_of_what_was_appended(
         assert (await written(folder)).jobs == examples.folded(first)
         await written(folder, *second)
         assert (await written(folder)).jobs == examples.folded([*first, *second])
-
-    run(scenario)
-
-
-def test_each_term_is_higher_than_all_before(tmp_path: Path):
-    """Also when they begin in the same second, and when the clock was set back."""
-
-    async def scenario() -> None:
-        terms = [(await written(tmp_path)).term for _ in range(5)]
-        assert all(later > earlier for earlier, later in itertools.pairwise(terms))
-        assert terms[-1] > time.time()
 
     run(scenario)
 
@@ -350,23 +338,6 @@ def test_a_caller_that_stops_waiting_leaves_the_store_in_order(tmp_path: Path):
         await store.append([examples.moved(100)])
         await store.close()
         assert examples.step_of(await written(tmp_path)) == 100
-
-    run(scenario)
-
-
-def test_a_long_wait_is_said_again_and_again(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(_store, "SAY_EVERY_S", 0.05)
-    caplog.set_level(logging.INFO)
-
-    async def scenario() -> None:
-        with _store.saying("waits for the disk"):
-            assert not caplog.text
-            await until(lambda: caplog.text.count("waits for the disk") >= 2)
-        said = caplog.text.count("waits for the disk")
-        await asyncio.sleep(0.2)
-        assert caplog.text.count("waits for the disk") == said
 
     run(scenario)
 

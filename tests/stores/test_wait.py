@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +25,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[int]:
     ("at_once", "expected"), [(True, [0, 5, 10, 20, 40, 80]), (False, [5, 10, 20, 40, 80])]
 )
 def test_a_wait_is_said_again_each_time_it_has_doubled(
-    at_once: bool, expected: list[int], clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    *, at_once: bool, expected: list[int], clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A standby waits for as long as the leader lives."""
     wait = _store.Wait(at_once=at_once)
@@ -50,23 +49,3 @@ def test_the_time_of_a_wait_is_of_what_it_waits_for_now(
         clock.now_s += 1.0
     assert said(caplog) == [0, 5, 10]
     assert "waiting for etcd: member 2 does not answer (for 5 s)" in caplog.text
-
-
-def test_a_timer_that_rings_a_moment_early_delays_no_line(
-    clock: SimpleNamespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of uvloop, whose clock has milliseconds."""
-    timers: list[tuple[float, Callable[[], None]]] = []
-
-    def call_later(delay_s: float, ring: Callable[[], None]) -> SimpleNamespace:
-        timers.append((delay_s, ring))
-        return SimpleNamespace(cancel=lambda: None)
-
-    loop = SimpleNamespace(call_later=call_later)
-    monkeypatch.setattr(_store, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    with _store.saying("waiting for the disk to write a decision"):
-        while not said(caplog):
-            delay_s, ring = timers.pop()
-            clock.now_s += delay_s - 0.001
-            ring()
-    assert said(caplog) == [5]

@@ -45,92 +45,22 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
 
     Args:
         server: the coordinator that it shows.
-        observer: what it is observed by.
+        observer: its view of the jobs.
         actions: what operators may do.
         streams: the viewers.
     """
-
-    async def metrics(request: Request) -> Response:
-        found = _metrics.read(server, observer)
-        text = await asyncio.to_thread(_metrics.as_text, found)  # with thousands of groups the longer part
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-    async def healthz(request: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz(request: Request) -> Response:
-        role = _views.role(server)
-        return JSONResponse(_views.coordinator(server), status_code=503 if role == "starting" else 200)
-
-    async def about(request: Request) -> Response:
-        return JSONResponse({**_views.coordinator(server), "actions": actions.enabled})
-
-    async def jobs(request: Request) -> Response:
-        return JSONResponse({"jobs": _views.summaries(observer, server.jobs, time.monotonic())})
-
-    async def job(request: Request) -> Response:
-        name = request.path_params["job"]
-        if elsewhere := _views.who_leads(server):
-            return _problem(503, elsewhere)
-        watched = observer.jobs.get(name)
-        if watched is None or watched.job is None:
-            known = f"{len(observer.jobs)} jobs are listed at /api/v1/jobs"
-            return _problem(404, f"this coordinator knows no job {name[:200]!r}; {known}")
-        return JSONResponse(_views.detail(watched, server.jobs, time.monotonic(), history=True))
-
-    async def events(request: Request) -> Response:
-        try:
-            address = request.client.host if request.client else ""
-            stream = streams.open(request.query_params.get("job", ""), address)
-        except TooManyViewers as error:
-            return _problem(503, str(error))
-        return StreamingResponse(stream, media_type="text/event-stream")
-
-    async def act(request: Request) -> Response:
-        return await _acted(request, {})
-
-    async def act_on_group(request: Request) -> Response:
-        job, group = request.path_params["job"], request.path_params["group"]
-        return await _acted(request, {"action": request.path_params["action"], "job": job, "group": group})
-
-    async def act_on_job(request: Request) -> Response:
-        return await _acted(
-            request, {"action": request.path_params["action"], "job": request.path_params["job"]}
-        )
-
-    async def _acted(request: Request, named: Mapping[str, str]) -> Response:
-        """Carry out what the path names, or else the body, which may be empty if the path does."""
-        body = b""
-        try:
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
-                    return _problem(413, f"a request must have at most {MAX_BODY_BYTES} bytes")
-            said = json.loads(body) if body or not named else {}
-        except ClientDisconnect:
-            return _problem(400, "the request has ended before its body did")
-        except (ValueError, RecursionError) as error:
-            return _problem(400, f"the request must be JSON: {error}")
-        if not isinstance(said, dict):
-            return _problem(400, f"the request must be a JSON object, not {json.dumps(said)[:40]}")
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        token = token if scheme.lower() == "bearer" else ""
-        peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
-        outcome = actions.act({**said, **named}, token, peer)
-        answer = {"ok": outcome.status == 200, "text": outcome.text}
-        return JSONResponse(answer, status_code=outcome.status)
-
+    answers = _Answers(server, observer, actions, streams)
     routes = [
-        Route("/metrics", metrics),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/api/v1/coordinator", about),
-        Route("/api/v1/jobs", jobs),
-        Route("/api/v1/jobs/{job:path}/groups/{group:path}/{action}", act_on_group, methods=["POST"]),
-        Route("/api/v1/jobs/{job:path}/{action}", act_on_job, methods=["POST"]),
-        Route("/api/v1/jobs/{job:path}", job),
-        Route("/api/v1/events", events),
-        Route("/api/v1/actions", act, methods=["POST"]),
+        Route("/metrics", answers.metrics),
+        Route("/healthz", answers.healthz),
+        Route("/readyz", answers.readyz),
+        Route("/api/v1/coordinator", answers.about),
+        Route("/api/v1/jobs", answers.jobs),
+        Route("/api/v1/jobs/{job:path}/groups/{group:path}/{action}", answers.act, methods=["POST"]),
+        Route("/api/v1/jobs/{job:path}/{action}", answers.act, methods=["POST"]),
+        Route("/api/v1/jobs/{job:path}", answers.job),
+        Route("/api/v1/events", answers.events),
+        Route("/api/v1/actions", answers.act, methods=["POST"]),
         *(Route(path, _file(name, kind)) for path, (name, kind) in _PAGE.items()),
     ]
     return Starlette(
@@ -138,6 +68,74 @@ def make_app(server: Server, observer: Observer, actions: Actions, streams: Stre
         middleware=[Middleware(_SafeHeaders)],
         exception_handlers={HTTPException: _not_served},
     )
+
+
+class _Answers:
+    """The answer to each request."""
+
+    def __init__(self, server: Server, observer: Observer, actions: Actions, streams: Streams) -> None:
+        self._server = server
+        self._observer = observer
+        self._actions = actions
+        self._streams = streams
+
+    async def metrics(self, _: Request) -> Response:
+        found = _metrics.read(self._server, self._observer)
+        text = await asyncio.to_thread(_metrics.as_text, found)  # with thousands of groups the longer part
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def healthz(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, _: Request) -> Response:
+        role = _views.role(self._server)
+        return JSONResponse(_views.coordinator(self._server), status_code=503 if role == "starting" else 200)
+
+    async def about(self, _: Request) -> Response:
+        return JSONResponse({**_views.coordinator(self._server), "actions": self._actions.enabled})
+
+    async def jobs(self, _: Request) -> Response:
+        return JSONResponse({"jobs": _views.summaries(self._observer, self._server.jobs, time.monotonic())})
+
+    async def job(self, request: Request) -> Response:
+        name, known = request.path_params["job"], self._observer.jobs
+        if elsewhere := _views.who_leads(self._server):
+            return _problem(503, elsewhere)
+        watched = known.get(name)
+        if watched is None or watched.job is None:
+            listed = f"{len(known)} jobs are listed at /api/v1/jobs"
+            return _problem(404, f"this coordinator knows no job {name[:200]!r}; {listed}")
+        return JSONResponse(_views.detail(watched, self._server.jobs, time.monotonic(), history=True))
+
+    async def events(self, request: Request) -> Response:
+        try:
+            address = request.client.host if request.client else ""
+            stream = self._streams.open(request.query_params.get("job", ""), address)
+        except TooManyViewers as error:
+            return _problem(503, str(error))
+        return StreamingResponse(stream, media_type="text/event-stream")
+
+    async def act(self, request: Request) -> Response:
+        """Carry out the action that the path names, or else the body, which may be empty if the path does."""
+        named, body = request.path_params, b""
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    return _problem(413, f"a request must have at most {MAX_BODY_BYTES} bytes")
+            asked = json.loads(body) if body or not named else {}
+        except ClientDisconnect:
+            return _problem(400, "the request has ended before its body did")
+        except (ValueError, RecursionError) as error:
+            return _problem(400, f"the request must be JSON: {error}")
+        if not isinstance(asked, dict):
+            return _problem(400, f"the request must be a JSON object, not {json.dumps(asked)[:40]}")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token if scheme.lower() == "bearer" else ""
+        peer = f"{request.client.host}:{request.client.port}" if request.client else "unknown"
+        outcome = self._actions.act({**asked, **named}, token, peer)
+        answer = {"ok": outcome.status == 200, "text": outcome.text}
+        return JSONResponse(answer, status_code=outcome.status)
 
 
 class _SafeHeaders:
@@ -158,7 +156,7 @@ class _SafeHeaders:
 def _file(name: str, kind: str):
     content = files("jaxft_coordinator.http").joinpath("page", name).read_bytes()
 
-    async def send_file(request: Request) -> Response:
+    async def send_file(_: Request) -> Response:
         return Response(content, media_type=kind)
 
     return send_file

@@ -74,7 +74,7 @@ class Door:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for each in listening:
-                    each.setblocking(False)
+                    each.settimeout(0.0)
                     tasks.create_task(self._accept(each, make))
         finally:
             for each in listening:

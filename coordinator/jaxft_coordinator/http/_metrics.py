@@ -101,74 +101,75 @@ def _of_the_coordinator(server: Server, observer: Observer) -> Iterator[Metric]:
     yield failures
 
 
+_G, _C = GaugeMetricFamily, CounterMetricFamily
+# The metrics of a job, each with its labels besides the job.
+_FAMILIES: dict[str, tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str]] = {
+    "jaxft_step": (_G, "Committed steps behind the job's frontier.", ""),
+    "jaxft_quorum_id": (_G, "The last quorum's number.", ""),
+    "jaxft_quorum_members": (_G, "Groups that take part.", ""),
+    "jaxft_quorum_places": (_G, "The most groups that have taken part so far, without spares.", ""),
+    "jaxft_waiting": (_G, "1 while the job waits and trains no step.", ""),
+    "jaxft_idle": (_G, "1 while the job has not finished and no group is connected.", ""),
+    "jaxft_halted": (_G, "1 while the job is halted.", ""),
+    "jaxft_paused": (_G, "1 while an operator has paused the job.", ""),
+    "jaxft_finished": (_G, "1 if the job has finished.", ""),
+    "jaxft_goodput_ratio": (_G, "Productive part of the job's time, 0 to 1.", ""),
+    "jaxft_last_commit_timestamp_seconds": (_G, "When the last step was committed, in Unix time.", ""),
+    "jaxft_groups": (_G, "Groups by state.", "state"),
+    "jaxft_goodput_seconds": (_C, "Productive time.", ""),
+    "jaxft_badput_seconds": (_C, "Time lost, by source of the loss.", "source"),
+    "jaxft_steps_committed": (_C, "Steps committed.", ""),
+    "jaxft_steps_retried": (_C, "Attempts at a step that had to be repeated.", "reason"),
+    "jaxft_shards_computed": (_C, "Shards computed.", ""),
+    "jaxft_shards_recomputed": (_C, "Shards computed more than once for a step.", ""),
+    "jaxft_departures": (_C, "Groups that went, by how.", "how"),
+    "jaxft_heal_bytes": (_C, "Bytes that joiners fetched.", ""),
+}
+
+
 def _of_jobs(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
-    def gauge(name: str, text: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(name, text, labels=["job"])
-
-    def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-        return CounterMetricFamily(name, text, labels=["job", *labels])
-
-    step = gauge("jaxft_step", "Committed steps behind the job's frontier.")
-    quorum = gauge("jaxft_quorum_id", "The last quorum's number.")
-    members = gauge("jaxft_quorum_members", "Groups that take part.")
-    places = gauge("jaxft_quorum_places", "The most groups that have taken part so far, without spares.")
-    waits = gauge("jaxft_waiting", "1 while the job waits and trains no step.")
-    idle = gauge("jaxft_idle", "1 while the job has not finished and no group is connected.")
-    halted = gauge("jaxft_halted", "1 while the job is halted.")
-    paused = gauge("jaxft_paused", "1 while an operator has paused the job.")
-    finished = gauge("jaxft_finished", "1 if the job has finished.")
-    ratio = gauge("jaxft_goodput_ratio", "Productive part of the job's time, 0 to 1.")
-    commit_at = gauge(
-        "jaxft_last_commit_timestamp_seconds", "When the last step was committed, in Unix time."
-    )
-    states = GaugeMetricFamily("jaxft_groups", "Groups by state.", labels=["job", "state"])
-    good = counter("jaxft_goodput_seconds", "Productive time.")
-    lost = counter("jaxft_badput_seconds", "Time lost, by what it was lost to.", "source")
-    committed = counter("jaxft_steps_committed", "Steps committed.")
-    retried = counter("jaxft_steps_retried", "Attempts at a step that had to be repeated.", "reason")
-    shards = counter("jaxft_shards_computed", "Shards computed.")
-    again = counter("jaxft_shards_recomputed", "Shards computed more than once for a step.")
-    departures = counter("jaxft_departures", "Groups that went, by how.", "how")
-    healed = counter("jaxft_heal_bytes", "Bytes that joiners fetched.")
+    families = {
+        name: kind(name, text, labels=["job", *label.split()])
+        for name, (kind, text, label) in _FAMILIES.items()
+    }
     for watched in jobs:
-        job, name = watched.job, [watched.name]
-        assert job is not None
-        if job.frontier is not None:
-            step.add_metric(name, job.frontier.step)
-        quorum.add_metric(name, job.last_quorum_id)
-        members.add_metric(name, 0 if job.quorum is None else len(job.quorum.members))
-        places.add_metric(name, job.places)
-        standing = watched.account.standing
-        waits.add_metric(name, int(_waits(job, standing)))
-        idle.add_metric(name, int(_views.state(watched) == "idle"))
-        halted.add_metric(name, int(standing is Standing.HALTED))
-        paused.add_metric(name, int(job.paused))
-        finished.add_metric(name, int(standing is Standing.FINISHED))
-        if (share := watched.account.ratio(now_s)) is not None:
-            ratio.add_metric(name, share)
-        if watched.committed_unix_s is not None:
-            commit_at.add_metric(name, watched.committed_unix_s)
-        for state, count in _views.states(watched).items():
-            states.add_metric([watched.name, state], count)
-        good_s, lost_s = watched.account.seconds(now_s)
-        good.add_metric(name, good_s)
-        for source, seconds in lost_s.items():
-            lost.add_metric([watched.name, source.value], seconds)
-        committed.add_metric(name, watched.committed)
-        for reason in RETRIED:
-            retried.add_metric([watched.name, reason], watched.retried[reason])
-        shards.add_metric(name, watched.shards)
-        again.add_metric(name, watched.shards_again)
-        for how in DEPARTURES.values():
-            departures.add_metric([watched.name, how], watched.departures[how])
-        healed.add_metric(name, watched.heal_bytes)
-    yield from (step, quorum, members, places, waits, idle, halted, paused, finished)
-    yield from (ratio, commit_at, states)
-    yield from (good, lost, committed, retried, shards, again, departures, healed)
+        for name, label, value in _of_job(watched, now_s):
+            families[f"jaxft_{name}"].add_metric([watched.name, *([label] if label else [])], value)
+    yield from families.values()
     yield _seconds("jaxft_step_seconds", "A step's last attempt.", {w.name: w.step_s for w in jobs})
     yield _seconds("jaxft_exchange_seconds", "A step's exchange.", {w.name: w.exchange_s for w in jobs})
     yield _seconds("jaxft_vote_seconds", "From a vote to its decision.", {w.name: w.vote_s for w in jobs})
     yield _seconds("jaxft_heal_seconds", "A group's heal.", {w.name: w.heal_s for w in jobs})
+
+
+def _of_job(watched: WatchedJob, now_s: float) -> Iterator[tuple[str, str, float]]:
+    """Yield the name, the label and the value of each series."""
+    job, standing = watched.job, watched.account.standing
+    assert job is not None
+    if job.frontier is not None:
+        yield "step", "", job.frontier.step
+    yield "quorum_id", "", job.last_quorum_id
+    yield "quorum_members", "", 0 if job.quorum is None else len(job.quorum.members)
+    yield "quorum_places", "", job.places
+    yield "waiting", "", _waits(job, standing)
+    yield "idle", "", _views.state(watched) == "idle"
+    yield "halted", "", standing is Standing.HALTED
+    yield "paused", "", job.paused
+    yield "finished", "", standing is Standing.FINISHED
+    if (share := watched.account.ratio(now_s)) is not None:
+        yield "goodput_ratio", "", share
+    if watched.committed_unix_s is not None:
+        yield "last_commit_timestamp_seconds", "", watched.committed_unix_s
+    good_s, lost_s = watched.account.seconds(now_s)
+    yield "goodput_seconds", "", good_s
+    yield "steps_committed", "", watched.committed
+    yield "shards_computed", "", watched.shards
+    yield "shards_recomputed", "", watched.shards_again
+    yield "heal_bytes", "", watched.heal_bytes
+    yield from (("groups", state, count) for state, count in _views.states(watched).items())
+    yield from (("badput_seconds", source.value, seconds) for source, seconds in lost_s.items())
+    yield from (("steps_retried", reason, watched.retried[reason]) for reason in RETRIED)
+    yield from (("departures", how, watched.departures[how]) for how in DEPARTURES.values())
 
 
 def _waits(job: Job, standing: Standing) -> bool:

@@ -252,49 +252,41 @@ class Jobs:
         self._jobs[name] = durable.emptied(after) if after.empty else after
         self._tell(job, after, event, effects, now_s)
 
-    def evict(self, name: str, group: GroupName, reason: str) -> str:
-        """End a group's part in a job for good: its process gets the error `Evicted`, and must be started again.
+    # Each action of an operator returns why it cannot be done; "" once it is decided.
 
-        Returns:
-            why this cannot be done; "" once it is decided.
-        """
-        job = self._jobs.get(name)
-        if not self.leading or job is None:
-            return f"this coordinator serves no job {name!r}"
-        found = job.groups.get(group)
-        if found is None:
-            return f"group {group!r} of job {name!r} is not connected"
-        ends = (Send(found.session, Evicted(reason, may_return=False)), Close(found.session))
+    def evict(self, name: str, group: GroupName, reason: str) -> str:
+        """End a group's part in a job for good: its process gets the error `Evicted`, and must be started again."""
+        if problem := self._why_not(name, group):
+            return problem
+        session = self._jobs[name].groups[group].session
+        ends = (Send(session, Evicted(reason, may_return=False)), Close(session))
         self._put(name, None, lambda: self._do_all(name, ends))
-        self.step(name, SessionClosed(found.session, reason))
+        self.step(name, SessionClosed(session, reason))
         return ""
 
     def drain(self, name: str, group: GroupName, reason: str) -> str:
-        """Let a group finish its step, hand over its place, and end with status 0.
-
-        Returns:
-            why this cannot be done; "" once it is decided.
-        """
-        job = self._jobs.get(name)
-        if not self.leading or job is None:
-            return f"this coordinator serves no job {name!r}"
-        if group not in job.groups:
-            return f"group {group!r} of job {name!r} is not connected"
+        """Let a group finish its step, hand over its place, and end with status 0."""
+        if problem := self._why_not(name, group):
+            return problem
         self.step(name, DrainAsked(group, reason))
         return ""
 
     def pause(self, name: str, *, paused: bool) -> str:
-        """Let a job stand still after its current step, or go on.
-
-        Returns:
-            why this cannot be done; "" once it is decided.
-        """
-        job = self._jobs.get(name)
-        if not self.leading or job is None:
-            return f"this coordinator serves no job {name!r}"
+        """Let a job stand still after its current step, or continue."""
+        if problem := self._why_not(name):
+            return problem
+        job = self._jobs[name]
         if job.empty or job.finished is not None:
             return f"job {name!r} has {'no group yet' if job.finished is None else 'finished'}"
         self.step(name, PauseAsked(paused))
+        return ""
+
+    def _why_not(self, name: str, group: GroupName | None = None) -> str:
+        job = self._jobs.get(name)
+        if not self.leading or job is None:
+            return f"this coordinator serves no job {name!r}"
+        if group is not None and group not in job.groups:
+            return f"group {group!r} of job {name!r} is not connected"
         return ""
 
     # ---- jobs start, fail, and are forgotten ----
@@ -371,7 +363,7 @@ class Jobs:
             for session in self._streams.sessions_of(name)
             for effect in (Send(session, halted), Close(session))
         )
-        self._put(name, None, lambda: self._do_last(name, ends))
+        self._put(name, None, lambda: self._do_all(name, ends, last=True))
 
     # ---- announcing ----
 
@@ -396,22 +388,16 @@ class Jobs:
         else:
             self._journal.put(name, record, act)
 
-    def _do_all(self, name: str, effects: Sequence[Effect]) -> None:
+    def _do_all(self, name: str, effects: Sequence[Effect], *, last: bool = False) -> None:
         try:
             self._streams.do(effects)
         except Exception as error:
             job = self._jobs.get(name)
-            if job is None:
-                _log.exception("[%s] could not be told that it ended", name)
+            if last or job is None:
+                _log.exception("[%s] could not be told that it ends", name)
                 return
             again = durable.begun_again(job, self._clocks.monotonic())
             self._stop(job, again, "to announce a decision", error)
-
-    def _do_last(self, name: str, effects: Sequence[Effect]) -> None:
-        try:
-            self._streams.do(effects)
-        except Exception:
-            _log.exception("[%s] could not be told that it stops", name)
 
     # ---- the time ----
 

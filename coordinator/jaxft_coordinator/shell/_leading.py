@@ -21,11 +21,11 @@ class Leading:
     Args:
         jobs: the jobs to lead.
         store: where to keep what must survive a restart; None keeps nothing.
-        streams: told when leading begins and ends.
-        tick_s: how often to check for silent groups.
+        streams: hear when leading begins and ends.
+        tick_s: how often to check for silent groups. A death that closes a stream is noticed at once.
     """
 
-    def __init__(self, jobs: Jobs, store: Store | None, streams: Streams, *, tick_s: float) -> None:
+    def __init__(self, jobs: Jobs, store: Store | None, streams: Streams, *, tick_s: float = 0.1) -> None:
         self._jobs = jobs
         self._store = store
         self._streams = streams

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from jaxft_protocol import wire
 from jaxft_protocol.coordinator import machine
 from jaxft_protocol.coordinator.job import (
@@ -45,14 +45,13 @@ from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
 from jaxft_protocol.seals import Broken, Said
 
 from jaxft_coordinator.observe.observer import Observer
-from jaxft_coordinator.shell import _services, limits
-from jaxft_coordinator.shell._admission import Admission
-from jaxft_coordinator.shell._checks import names_problem, no_room
+from jaxft_coordinator.shell._admission import Admission, names_problem, no_room
 from jaxft_coordinator.shell._connections import Connections, peer_of
-from jaxft_coordinator.shell._job_log import JobLog
 from jaxft_coordinator.shell._jobs import Jobs
 from jaxft_coordinator.shell._leading import Leading
+from jaxft_coordinator.shell._services import SERVICE, Health, add_port, make_server
 from jaxft_coordinator.shell._session import ALIVE, GroupSession, said
+from jaxft_coordinator.shell.limits import JobLog
 from jaxft_coordinator.stores import Store, TimedStore
 
 _log = logging.getLogger("jaxft_coordinator")
@@ -62,39 +61,11 @@ _unauthenticated_log = logging.getLogger("jaxft_coordinator.unauthenticated")
 for _logger in (_unauthenticated_log, logging.getLogger("grpc._cython.cygrpc")):
     _logger.addFilter(RateLimitFilter())
 
-SERVICE = pb.DESCRIPTOR.services_by_name["Coordinator"].full_name
 FIRST_MESSAGE_TIMEOUT_S = 10.0
 # The size of a vote or heartbeat without optional fields.
 _SMALL_BYTES = 40
 # How often to look for unauthenticated connections.
 _SWEEP_S = 1.0
-
-_OPTIONS = [
-    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
-    ("grpc.max_concurrent_streams", limits.MAX_STREAMS_PER_CONNECTION),
-    ("grpc.server_handshake_timeout_ms", 1000 * limits.HANDSHAKE_TIMEOUT_S),
-    # How often a client's keepalive may ping.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # Two coordinators on one port would each see half of a job.
-    ("grpc.so_reuseport", 0),
-]
-
-
-def _pings(heartbeat_timeout_s: float) -> list[tuple[str, int]]:
-    """End a stream whose other end answers no ping, as soon as its heartbeats have been missing for the timeout.
-
-    gRPC answers pings in C, without Python's lock. So code that holds it (`json.loads` of a long text, garbage
-    collection) delays heartbeats, but ends no stream; a process that is stopped, or has no network, answers none.
-    """
-    # A heartbeat comes every third of the timeout, and puts off the ping. Two may be lost.
-    idle_ms, answer_ms = round(400 * heartbeat_timeout_s), round(600 * heartbeat_timeout_s)
-    return [
-        ("grpc.keepalive_time_ms", max(1, idle_ms)),
-        ("grpc.keepalive_timeout_ms", max(1, answer_ms)),
-        ("grpc.http2.ping_timeout_ms", max(1, answer_ms)),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
 
 
 class Server(pb_grpc.CoordinatorServicer):
@@ -103,14 +74,10 @@ class Server(pb_grpc.CoordinatorServicer):
     Args:
         bind: `host:port`; port 0 takes a free one, which `port` then holds.
         options: the options of all jobs.
-        quorum_tick_s: how often to check for silent groups. Deaths that close a stream are noticed at once.
         secret: the secret from which the keys of jobs are derived; groups must prove that they know theirs. None: no
             proof is needed.
         tls: certificate and key to serve with; with a CA, clients need a certificate from it.
         store: where to keep what must survive a restart; None keeps nothing.
-        advertise: `host:port` at which groups reach this coordinator, which standbys tell them; by default this
-            machine's name and the port.
-        forget_after_s: how long to remember a job that finished, or never committed a step.
         observer: keeps what people see of the jobs; None: nothing is kept, and groups send no samples.
     """
 
@@ -119,23 +86,19 @@ class Server(pb_grpc.CoordinatorServicer):
         bind: str,
         options: Options,
         *,
-        quorum_tick_s: float = 0.1,
         secret: bytes | None = None,
         tls: Pem | None = None,
         store: Store | None = None,
-        advertise: str = "",
-        forget_after_s: float = limits.FORGET_AFTER_S,
         observer: Observer | None = None,
     ) -> None:
         self.port = 0
         self._bind = bind
-        self._advertise = advertise
         self._observer = observer
         if observer is not None:
             options = replace(options, samples=True)
             store = None if store is None else TimedStore(store, observer.appends)
-        self._jobs = Jobs(options, self, forget_after_s=forget_after_s, observer=observer)
-        self._leading = Leading(self._jobs, store, self, tick_s=quorum_tick_s)
+        self._jobs = Jobs(options, self, observer=observer)
+        self._leading = Leading(self._jobs, store, self)
         self._sessions: dict[SessionId, GroupSession] = {}
         self._admission = Admission(secret)
         self._job_log = JobLog()
@@ -143,7 +106,7 @@ class Server(pb_grpc.CoordinatorServicer):
         self._ids = itertools.count(1)
         self._server: grpc.aio.Server | None = None
         self.running: asyncio.Task[None] | None = None
-        self._health = _services.Health()
+        self._health = Health()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -152,20 +115,8 @@ class Server(pb_grpc.CoordinatorServicer):
         Raises:
             OSError: the address cannot be bound.
         """
-        connections = ("grpc.max_allowed_incoming_connections", limits.max_connections())
-        pings = _pings(self._jobs.heartbeat_timeout_s)
-        server = grpc.aio.server(options=[*_OPTIONS, *pings, connections])
-        self._serve_sessions(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        _services.add_reflection(SERVICE, server)
-        try:
-            self.port = self._add_port(server, self._bind)
-        except RuntimeError as error:
-            raise OSError(
-                f"cannot listen on {self._bind!r}: {str(error).rstrip('.')}. For --bind, name an address of this "
-                "machine, such as localhost:29510, or [::]:29510 for all of them, and a port that no other program "
-                "has (ss -ltnp)"
-            ) from error
+        server = make_server(self.Session, self._health, self._jobs.heartbeat_timeout_s)
+        self.port = add_port(server, self._bind, self._tls)
         await server.start()
         self._server = server
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -192,17 +143,10 @@ class Server(pb_grpc.CoordinatorServicer):
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
 
-    def _serve_sessions(self, server: grpc.aio.Server) -> None:
-        """Like the generated code, but with bytes in and out: a message for many groups is encoded once."""
-        handler = grpc.stream_stream_rpc_method_handler(self.Session)
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Session": handler}),)
-        )
-
     def _address(self) -> str:
         host = self._bind.rpartition(":")[0]
         anywhere = host in ("", "0.0.0.0", "[::]")
-        return self._advertise or f"{socket.gethostname() if anywhere else host}:{self.port}"
+        return f"{socket.gethostname() if anywhere else host}:{self.port}"
 
     @property
     def certificate_until_s(self) -> float:
@@ -229,16 +173,6 @@ class Server(pb_grpc.CoordinatorServicer):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("the coordinator could not update its health status", exc_info=error)
-
-    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
-        if self._tls is None:
-            return server.add_insecure_port(address)
-        assert self._tls.key is not None
-        assert self._tls.cert is not None
-        pair = (self._tls.key, self._tls.cert)
-        ca = self._tls.ca
-        proven = grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
-        return server.add_secure_port(address, proven)
 
     async def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, end the streams, and return. Groups then wait for a coordinator to come back."""
