@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from tests import patience
 
 
-def raw_request(
+def raw_request(  # noqa: PLR0913 - one argument for each field
     version: int = 5,
     kind: int = 0,
     job: bytes = b"job",

@@ -13,7 +13,7 @@ NO_READER = 141  # the exit status that a shell reports for a program that wrote
 def open_closed_streams() -> None:
     """Open /dev/null in place of each. Otherwise there is no `sys.stdout`, and a file or socket takes its number."""
     while (new := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest that is free
-        os.set_inheritable(new, True)
+        os.set_inheritable(new, True)  # noqa: FBT003 - it takes no keyword
     os.close(new)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
