@@ -1,11 +1,7 @@
 """`jaxft drain` without --job: which job is meant."""
 
-<<<<<<< HEAD
 from types import SimpleNamespace
-from typing import Any
 
-=======
->>>>>>> d6f01699 (Merge small modules of the coordinator, and thin out its tests)
 import pytest
 
 from jaxft_launch.client import _drain
@@ -18,18 +14,9 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of a coordinator's jobs; each has a group group-2, which leaves at once."""
     names: list[str] = []
 
-<<<<<<< HEAD
-    def jobs(url: str) -> Any:
-        return [{"job": name} for name in names]
-
-    monkeypatch.setattr(_drain, "jobs", jobs)
-    monkeypatch.setattr(_drain, "ask", lambda url, path: {"group_list": []})
-    monkeypatch.setattr(_drain, "act", lambda url, path, **_: f"asked {path}")
-=======
-    monkeypatch.setattr(_drain, "jobs", lambda *_, **__: [{"job": name} for name in names])
-    monkeypatch.setattr(_drain, "ask", lambda *_, **__: {"group_list": []})
+    monkeypatch.setattr(_drain, "jobs", lambda _: [{"job": name} for name in names])
+    monkeypatch.setattr(_drain, "ask", lambda *_: {"group_list": []})
     monkeypatch.setattr(_drain, "act", lambda _, path, **__: f"asked {path}")
->>>>>>> d6f01699 (Merge small modules of the coordinator, and thin out its tests)
     return names
 
 
@@ -56,27 +43,19 @@ def test_several_jobs_need_a_name(jobs: list[str], names: list[str], said: str) 
         run_drain(DrainOptions("group-2"))
 
 
-<<<<<<< HEAD
+@pytest.mark.usefixtures("jobs")
 def test_a_wait_names_its_group_and_ends(
-    jobs: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Such as for a step that waits for another group."""
     clock = SimpleNamespace(now_s=0.0)
     clock.monotonic = lambda: clock.now_s
     clock.sleep = lambda seconds: setattr(clock, "now_s", clock.now_s + 30 * seconds)
     monkeypatch.setattr(_drain, "time", clock)
-    monkeypatch.setattr(
-        _drain, "ask", lambda url, path: {"group_list": [{"group": "group-2", "state": "member"}]}
-    )
+    member = {"group": "group-2", "state": "member"}
+    monkeypatch.setattr(_drain, "ask", lambda *_: {"group_list": [member]})
     with pytest.raises(PortError, match=r"still takes part after 600 s \(member\)\. It leaves when its step"):
         run_drain(DrainOptions("group-2", job="a"))
     lines = capsys.readouterr().out.splitlines()[1:]
     assert lines[0] == "group 'group-2' of job 'a' still takes part after 6 s (member)"
     assert len(lines) == 7
-=======
-@pytest.mark.usefixtures("jobs")
-@pytest.mark.parametrize("wait_s", [-1.0, float("nan")])
-def test_a_wait_that_is_no_time_is_refused_before_anything_is_asked(wait_s: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"--wait-s must be at least 0, not {wait_s:g}"):
-        run_drain(DrainOptions("group-2", job="a", wait_s=wait_s))
->>>>>>> d6f01699 (Merge small modules of the coordinator, and thin out its tests)

@@ -75,7 +75,7 @@ def test_a_watch_without_a_terminal_begins_before_its_coordinator(
 ) -> None:
     looks = iter([PortError("no answer."), []])
 
-    def jobs(url: str) -> Any:
+    def jobs(_: str) -> Any:
         look = next(looks, None)
         if look is None:
             signal.raise_signal(signal.SIGINT)
