@@ -189,11 +189,6 @@ def _fold_for(
     """Return what sums leaves like these that lie so, mesh by mesh, and the order of its results.
 
     Its results are joined on the host: no program adds arrays on different meshes with explicit axes.
-
-    Args:
-        leaves: some leaves of a state.
-        shardings: where they lie in the program.
-        placed: a mesh of the state, if one of all its leaves is on a mesh.
     """
     meshes: dict[Mesh | None, list[int]] = {}
     # Leaves of one mesh that are divided alike are neighbours, for `_joined_copies`.

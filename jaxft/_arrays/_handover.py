@@ -29,12 +29,7 @@ class Handover:
         self._devices = devices
 
     def complete(self, found: dict[Part, np.ndarray], wanted: Sequence[Part]) -> None:
-        """Add the wanted parts that are missing. All processes of the group must call it, with parts of equal leaves.
-
-        Args:
-            found: the parts that belong to this process's lanes.
-            wanted: all parts that this process holds.
-        """
+        """Add the wanted parts that are missing. All processes of the group call it, with parts of equal leaves."""
         for round_ in self._rounds:
             round_.run(found)
         missing = [part for part in wanted if part not in found]

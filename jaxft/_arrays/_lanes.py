@@ -47,13 +47,7 @@ class Part:
 
 
 class Lanes:
-    """The division of a list of leaves.
-
-    Args:
-        held: what the devices hold of each leaf; None: nothing.
-        types: the types of the leaves, as they are sent.
-        count: the number of devices.
-    """
+    """The division of a list of leaves."""
 
     def __init__(self, held: Sequence[Held], types: Sequence[LeafType], count: int) -> None:
         self.held = tuple(map(tuple, held))

@@ -95,15 +95,7 @@ class Spread:
 
 
 class Pieces:
-    """How a list of leaves is split in this process.
-
-    Args:
-        lanes: how the leaves are divided among the devices of the group.
-        devices: those devices, in the order of the lanes.
-        leaves: the leaves; read only if there are several ranks.
-        rank: this process's number in its group.
-        ranks: the number of processes of the group.
-    """
+    """How a list of leaves is split in this process."""
 
     def __init__(
         self, lanes: Lanes, devices: Sequence[Any], leaves: Sequence[Spread], *, rank: int, ranks: int

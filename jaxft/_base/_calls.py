@@ -21,9 +21,6 @@ def one_caller(within: dict[str, threading.Thread]) -> None:
 
     What an interrupted call has left behind does not stop its thread.
 
-    Args:
-        within: the thread that is in a call, if any; cleared at its end.
-
     Raises:
         ConfigurationError: another thread is in a call.
     """

@@ -8,12 +8,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """The host memory that this process can still get, with the limit of its container; None if nothing tells.
-
-    Args:
-        meminfo: what the kernel says of the host (proc_meminfo(5)).
-        cgroup: this container's control group, version 2 (Documentation/admin-guide/cgroup-v2.rst of Linux).
-    """
+    """The host memory that this process can still get, with the limit of its container; None if nothing tells."""
     found: list[int] = []
     with contextlib.suppress(OSError, TypeError, ValueError):
         found.append(1024 * _number(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text()))

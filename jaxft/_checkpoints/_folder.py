@@ -80,11 +80,6 @@ def code_of_the_system(error: BaseException) -> int | None:
 def with_patience(what: str, do: Callable[[], _T], got_on: Callable[[], None] = lambda: None) -> _T:
     """Return what `do` returns. After an error of the system, try again for a while.
 
-    Args:
-        what: completes "cannot ..." in the log.
-        do: any function.
-        got_on: called before each further try.
-
     Raises:
         Exception: the last error.
     """

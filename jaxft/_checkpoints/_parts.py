@@ -42,10 +42,6 @@ def _names(state: Any) -> list[str]:
 def check_storable(state: Any, *, shapes: bool = False) -> None:
     """Check that a checkpoint can hold a state.
 
-    Args:
-        state: the state.
-        shapes: whether its leaves may be types without values.
-
     Raises:
         ConfigurationError: a leaf has no values, two leaves have the same name on disk, or there is nothing to store.
     """
@@ -86,10 +82,6 @@ class PartsCopy:
     """A copy of this process's parts of a state, that later changes of the state do not affect.
 
     Everything is copied at once; every block of a leaf that several processes hold is copied by one of them.
-
-    Args:
-        state: the state.
-        digest: of the whole state, which its devices may still be computing.
     """
 
     def __init__(self, state: Any, digest: PendingDigest) -> None:

@@ -123,14 +123,7 @@ def turn(folder: Path, is_saved: Callable[[], bool], *, patience_s: float) -> It
 def wait_for(
     thread: threading.Thread, folder: Path, timeout_s: float, say: Callable[[float, float], None]
 ) -> bool:
-    """Wait for the end of a thread that saves as long as bytes move; return whether it has ended.
-
-    Args:
-        thread: it writes a checkpoint, or waits for another process that does.
-        folder: of the checkpoints.
-        timeout_s: for how long nothing may have been written.
-        say: called with the seconds waited and the megabytes written so far, after 5 s, 10 s, 20 s, ...
-    """
+    """Wait for the end of a thread that saves as long as bytes move; return whether it has ended."""
     size_bytes, over = 0, threading.Event()
 
     def look() -> None:

@@ -70,13 +70,6 @@ def lead(
 ) -> None:
     """In rank 0: as `write`, together with the other processes of the group, which `follow`.
 
-    Args:
-        target: as in `write`.
-        manifest: as there.
-        take: returns the copy of this process's parts of the state.
-        group: the processes.
-        number: of the save.
-
     Raises:
         Exception: what the disk or TensorStore raised, here or in another process.
     """

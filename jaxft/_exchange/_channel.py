@@ -39,18 +39,7 @@ class Channel:
         progress_in: bytes | None = None,
         heeds_progress: bool = False,
     ) -> None:
-        """Start with nothing sent or received.
-
-        Args:
-            connection: a connection with a non-blocking socket.
-            outgoing: the partial sums for this peer.
-            partials: the partial sums that this peer will send.
-            results: the results that this peer will send.
-            buffer_for: returns the buffer for a payload, or None if there is no room yet.
-            arrived: called when a payload is complete.
-            progress_in: the header by which the peer says that it makes progress in an earlier round.
-            heeds_progress: such a frame counts as received bytes.
-        """
+        """Start with nothing sent or received."""
         self.sock = connection.sock
         self.partials = deque(partials)
         self.results = deque(results)

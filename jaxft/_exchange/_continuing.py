@@ -39,12 +39,6 @@ class Kept(NamedTuple):
 class Continuing:
     """One connection of an older quorum, until the peer's frame has come.
 
-    Args:
-        connection: owned until `advance` returns it.
-        mine: the header of this member's frame.
-        theirs: the header of the peer's.
-        skipped: the header of frames that may come before that.
-
     Raises:
         NotContinued: the frame cannot be sent.
     """

@@ -35,16 +35,7 @@ _log = logging.getLogger("jaxft")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of a quorum, or the one of its processes that holds what this one does.
-
-    Args:
-        group: its name.
-        incarnation: its incarnation.
-        address: of the process.
-        shards: the member's shards of the step.
-        rank: the process's number in its group.
-        ranks: the number of processes of its group.
-    """
+    """A member of a quorum, or the one of its processes that holds what this one does."""
 
     group: str
     incarnation: int
@@ -284,19 +275,7 @@ def _connected(
     abort: Abort,
     patience: Patience,
 ) -> dict[int, Connection]:
-    """Connect to other members; return the connections by the members' numbers. Raises ExchangeFailed.
-
-    Args:
-        listener: where earlier members dial us.
-        request: what is dialled with.
-        me: our number.
-        members: of the quorum.
-        wanted: the numbers of those to connect to, who connect to this one too.
-        kept: connections of an older quorum, by the members' numbers; owned.
-        stamps: of the frame by which each member goes on with such a connection.
-        abort: ends the wait.
-        patience: the limit on a time without progress.
-    """
+    """Connect to other members; return the connections by the members' numbers. Raises ExchangeFailed."""
     mesh = _Mesh(listener, request, me, members, sorted(wanted), abort, patience)
     try:
         mesh.begin(kept, stamps)

@@ -201,13 +201,7 @@ class _OnDevice:
 
 
 class Partials:
-    """The contributions of one group to one step, in which the whole job computes `shards` shards.
-
-    Args:
-        layout: of the contributions.
-        shards: the number of all shards.
-        sums: adds them on the device that makes them; None: the host adds them.
-    """
+    """The contributions of one group to one step, in which the whole job computes `shards` shards."""
 
     def __init__(self, layout: Layout, shards: int, sums: DeviceSums | None = None) -> None:
         self.layout = layout
@@ -251,12 +245,7 @@ class Partials:
         return self._values[node].pieces(region)
 
     def select(self, layout: Layout, picks: Sequence[tuple[int, tuple[slice, ...]]]) -> "Partials":
-        """The same nodes, of some blocks of the leaves only, after `to_host`. Shares memory where these lie together.
-
-        Args:
-            layout: the layout of the blocks.
-            picks: for each block the number of its leaf, and where in the leaf it lies.
-        """
+        """The same nodes, of some blocks of the leaves, after `to_host`. Blocks that lie together share memory."""
         found = Partials(layout, self.shards)
         for node, values in self._values.items():
             blocks = [

@@ -64,12 +64,7 @@ class LongWaits:
         self._said.clear()
 
     def to_say(self, waits_s: Mapping[str, float], *, compute: bool) -> list[str]:
-        """Return what is due, and what no thread has said yet.
-
-        Args:
-            waits_s: for whom a thread waits, and how long.
-            compute: whether members may still be computing.
-        """
+        """Return what is due, and what no thread has said yet."""
         with self._lock:
             due_s = max(SLOW_WAIT_S, 2 * self._before_s) if compute else SLOW_WAIT_S
             if compute:
@@ -145,12 +140,7 @@ class Patience:
         return time.monotonic() - self.begun_s >= SLOW_WAIT_S
 
     def mention(self, waits: Sequence[Wait], text: str, *where: object) -> None:
-        """Log once those that are long: at INFO while members may compute, for that is not a fault.
-
-        Args:
-            waits: what is waited for.
-            text: the message, with places for `where`, the names and the seconds.
-        """
+        """Log once those that are long: at INFO while members may compute, for that is not a fault."""
         compute = math.isinf(self.since_s)
         now_s, from_s = time.monotonic(), -math.inf if compute else self.since_s
         waits_s = {one.name: now_s - max(one.moved_s, from_s) for one in waits}
@@ -167,12 +157,7 @@ class Patience:
             _log.log(level, f"{text} %s", *where, names, longest_s, limit)
 
     def mention_slow(self, text: str, *where: object, names: Callable[[], str]) -> None:
-        """Log now and then that the exchange takes long although its bytes move.
-
-        Args:
-            text: the message, with places for `where` and the seconds.
-            names: returns who is not finished.
-        """
+        """Log now and then that the exchange takes long although its bytes move."""
         took_s = time.monotonic() - self.since_s  # negative while time does not count
         if self.waits.is_slow(took_s):
             more = "Its bytes still move, so there is no limit. It is not finished with"

@@ -89,15 +89,7 @@ class Plan:
     def of(
         layout: Layout, shards: Sequence[Sequence[int]], total: int, strand: int = 0, strands: int = 1
     ) -> "Plan":
-        """Divide an exchange.
-
-        Args:
-            layout: of the contributions.
-            shards: each member's shards; together they must be all shards, each once.
-            total: the number of all shards.
-            strand: which strand of the exchange the plan is for.
-            strands: how many there are.
-        """
+        """Divide an exchange."""
         check_dealt(shards, total)
         members = len(shards)
         nodes = tuple(cover(held, total) for held in shards)

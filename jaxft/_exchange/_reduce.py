@@ -67,14 +67,7 @@ def check_floats() -> None:
 def add_into(
     out: np.ndarray, offsets: Sequence[int], lefts: Sequence[np.ndarray], rights: Sequence[np.ndarray]
 ) -> None:
-    """Add two contributions or partial sums, pair by pair of their flat leaves, in the dtype of `out`.
-
-    Args:
-        out: flat. The sum of a pair begins at its offset, and may lie where its left one does.
-        offsets: in elements, one for each pair.
-        lefts: the leaves of one node.
-        rights: those of the other, of the same sizes.
-    """
+    """Add two contributions or partial sums, pair by pair of their flat leaves, in the dtype of `out`."""
     with np.errstate(all="ignore"):  # infinities are the caller's data, not an error here
         for offset, left, right in zip(offsets, lefts, rights, strict=True):
             np.add(left, right, out=out[offset : offset + left.size], dtype=out.dtype)

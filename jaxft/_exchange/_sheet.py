@@ -35,16 +35,7 @@ class Sheet:
         shards: int,
         scratch: Scratch,
     ) -> None:
-        """Everything but the connections, and what `begin` fills in.
-
-        Args:
-            plan: the plan of the exchanges.
-            layout: their layout.
-            stamps: of the members; their step does not matter.
-            me: this member's number.
-            shards: the number of all shards.
-            scratch: where partial sums are received; extended.
-        """
+        """Everything but the connections, and what `begin` fills in."""
         self._of = plan
         self._layout = layout
         self._own = plan.nodes[me]

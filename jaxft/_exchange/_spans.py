@@ -64,16 +64,7 @@ class Way(NamedTuple):
 
 
 class SpanLinks:
-    """This process's connections to all other members of one quorum, for each of its spans and their strands.
-
-    Args:
-        quorum_id: the quorum.
-        spans: this process's spans; None: there is one, and leaves travel whole.
-        abort: a flag that ends all exchanges.
-        open_links: makes the connections for a span and strand: `open_links(span, strand, abort, before)`.
-        before: those of an older quorum, of which some may be used again; owned.
-        strands: the most strands of an exchange; the same at every member.
-    """
+    """This process's connections to all other members of one quorum, for each of its spans and their strands."""
 
     def __init__(
         self,

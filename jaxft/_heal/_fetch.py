@@ -104,15 +104,7 @@ class _Donor:
 
 
 class Fetcher:
-    """Fetches the state and the means for one heal. Not thread-safe.
-
-    Args:
-        donors: the groups to fetch from.
-        timeout_s: how long a donor may take for an answer or for a chunk.
-        key: the key of the job's data plane, if it has one.
-        span: fetch what belongs to these lanes, which each of the donors holds; None: leaves are whole.
-        moved: called when a chunk has arrived, by the donors' threads, one at a time. Must not block.
-    """
+    """Fetches the state and the means for one heal. Not thread-safe."""
 
     def __init__(
         self,

@@ -49,15 +49,7 @@ class SpanFetcher:
         *,
         cancel: Abort,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The means of a committed step, and one more array that is logged with them.
-
-        Args:
-            step: the step.
-            specs_of: the types of the means that belong to some lanes.
-            stages: how the means of each stage are split.
-            more: the type of the further array.
-            cancel: ends the fetch.
-        """
+        """The means of a committed step, and one more array that is logged with them."""
         by_span: list[list[np.ndarray]] = []
         for span, fetcher in self.fetchers:
             by_span.append(fetcher.means(step, [*specs_of(span), more], cancel=cancel))

@@ -151,13 +151,7 @@ class StateStore:
     # ---- the training thread ----
 
     def publish(self, step: int, leaves: Sequence[Any], pieces: Pieces | None = None) -> None:
-        """Make `leaves` the group's committed state, state `step`.
-
-        Args:
-            step: the number of committed steps.
-            leaves: the pieces of the state that belong to this process's lanes.
-            pieces: how it is split; None: leaves are whole, and only joiners of one process can be served.
-        """
+        """Make `leaves` the group's committed state, state `step`."""
         with self._changed:
             self._pieces = pieces
             self._step = self._oldest = step

@@ -66,9 +66,6 @@ class Stripes:
     """The state that the donors' threads share. `over` is set at the end, and ends all their waits.
 
     `lost` says which chunks no donor keeps, if the fetch has ended for that.
-
-    Args:
-        moved: called when a chunk has arrived. Must not block.
     """
 
     def __init__(
@@ -121,11 +118,6 @@ class Stripes:
         live: bool = True,
     ) -> None:
         """Fetch spans from one donor that has the blob, until every chunk has arrived from some donor.
-
-        Args:
-            connection: to the donor.
-            stripe: what it keeps.
-            live: it can be asked for the rest as well.
 
         Raises:
             ConnectionError: the donor failed. Damaged, if a chunk did not match its tag. Aborted, if the fetch ended

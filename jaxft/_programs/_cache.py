@@ -34,15 +34,7 @@ _COMPILED_IN = (
 
 
 class ProgramCache:
-    """All programs of a step. They share one `apply`, which a group that joins replays.
-
-    Args:
-        train_step: the user's function.
-        axis: the axis of the shards.
-        overlap: into how many programs to divide what computes the gradients.
-        compiling: a context in which the group does not count as hung.
-        before_first: called before programs for another type of state are built, by all ranks of a group together.
-    """
+    """All programs of a step. They share one `apply`, which a group that joins replays."""
 
     def __init__(
         self,

@@ -131,16 +131,7 @@ def check_batch_function(batch_for: Any) -> None:
 def check_function(
     what: str, function: Any, given: str, count: int, instead: str, *, seeks: bool = False
 ) -> None:
-    """Raise ConfigurationError if something is no function, or cannot be called with so many arguments.
-
-    Args:
-        what: what messages call it.
-        function: that.
-        given: what messages call its arguments.
-        count: how many there are.
-        instead: what to write, as a sentence.
-        seeks: it is also given `start=`, a number.
-    """
+    """Raise ConfigurationError if something is no function, or cannot be called with so many arguments."""
     if not callable(function):
         raise ConfigurationError(
             f"{what} is {short(function)}, a {type(function).__name__}, and not a function of {given}. {instead}"

@@ -79,11 +79,7 @@ def _shortened(value: str) -> str:
 
 
 def xla_flags(text: str) -> dict[str, str]:
-    """The flags of XLA that may change bits, by name. If a flag is given twice, the last one counts.
-
-    Args:
-        text: the value of XLA_FLAGS. As in XLA, a text that does not start with a dash names a file of flags.
-    """
+    """The flags of XLA that may change bits, by name. If a flag is given twice, the last one counts."""
     words = text.split()
     if words and not words[0].startswith("-"):
         file = Path(words[0])

@@ -230,14 +230,7 @@ def _size_bytes(contribution: Contribution) -> int:
 def _balanced(
     order: Sequence[int], ready: Sequence[int], sizes: Sequence[int], parts: int
 ) -> list[list[int]]:
-    """Divide a sequence into groups of about the same size. None has less than a quarter of its share.
-
-    Args:
-        order: the sequence.
-        ready: when each is ready; those that are ready together stay together.
-        sizes: of each.
-        parts: how many groups there may be.
-    """
+    """Divide a sequence into groups of about the same size. None has less than a quarter of its share."""
     total = sum(sizes)
     groups: list[list[int]] = []
     group: list[int] = []

@@ -136,11 +136,6 @@ class Programs:
     ) -> tuple[list[jax.Array], Local]:
         """The contribution of one shard to the first exchange, and what stays here.
 
-        Args:
-            state: its leaves, from `state_leaves`.
-            batch: the batch of the shard.
-            shard: its number, which is what `jaxft.shard_index` returns.
-
         Raises:
             OtherTypes: state or batch are of other types.
             ConfigurationError: a leaf of the batch is not an array or a number.

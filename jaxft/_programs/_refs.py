@@ -18,10 +18,6 @@ from jaxft._programs._primitive import pmean_p
 def contained(eqns: Sequence[Eqn], results: Sequence[Atom]) -> list[Eqn]:
     """The same equations, where each Ref lives within one.
 
-    Args:
-        eqns: of a step or of a branch, with every exchange at the top level.
-        results: what it returns.
-
     Raises:
         StepError: a Ref was made outside of the step, or is used on both sides of an exchange.
     """

@@ -44,14 +44,7 @@ class Rows:
 def divide_scans(
     flat: Flat, parts: int, exchanged: Collection[Var], is_whole: Callable[[Path, Sequence[int]], bool]
 ) -> None:
-    """Divide each scan that makes contributions into so many, or one for each row if it has fewer.
-
-    Args:
-        flat: the step; its equations are replaced.
-        parts: into how many.
-        exchanged: which results of pmean and psum need an exchange.
-        is_whole: whether a contribution with this path and shape is not divided over devices along its first axis.
-    """
+    """Divide each scan that makes contributions into so many, or one for each row if it has fewer."""
     makers = {var: eqn for eqn in flat.eqns for var in eqn.outvars}
     found = ((atom, _chain(atom, makers)) for atom in _wanted(flat, exchanged, is_whole))
     chains = {atom: chain for atom, chain in found if chain is not None}

@@ -32,12 +32,7 @@ def specs(
 
 
 def apart(labels: Sequence[str], leaves: Sequence[Any]) -> str:
-    """Say which two leaves were placed on other devices than each other; "" if all lie on the same, in one order.
-
-    Args:
-        labels: what a message calls each leaf.
-        leaves: the leaves of the state and of the batch.
-    """
+    """Say which two leaves were placed on other devices than each other; "" if all lie on the same, in one order."""
     found = [
         (label, device_order(sharding))
         for label, leaf in zip(labels, leaves, strict=True)

@@ -243,13 +243,7 @@ class Stages:
 
 
 def divided(program: int, sizes: Sequence[int], *, on_accelerator: bool) -> list[Bucket]:
-    """Divide what a program contributes into buckets, none of which is small.
-
-    Args:
-        program: its number.
-        sizes: of its contributions, in bytes.
-        on_accelerator: where they are made; otherwise there is one bucket.
-    """
+    """Divide what a program contributes into buckets, none of which is small."""
     if not on_accelerator:
         return [Bucket(program, 0, len(sizes))]
     least = max(BUCKET_BYTES, math.ceil(sum(sizes) / MOST_BUCKETS))

@@ -136,9 +136,6 @@ class StaticLeaves:
     """Takes them out of a state before a call of the step, and puts them back afterwards.
 
     Those of the first state are those of all: they are traced as constants.
-
-    Args:
-        is_array: whether a leaf belongs to the state, such as `equinox.is_array`; None: every leaf does.
     """
 
     def __init__(self, is_array: Callable[[Any], bool] | None) -> None:

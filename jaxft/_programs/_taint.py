@@ -131,11 +131,7 @@ def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) ->
 
 
 class Rules:
-    """How taints pass through one equation. A jaxpr is analysed once per combination of input taints.
-
-    Args:
-        see: called with each equation, nested ones included, and the taints of its operands.
-    """
+    """How taints pass through one equation. A jaxpr is analysed once per combination of input taints."""
 
     def __init__(self, see: Callable[[Eqn, Sequence[Taint]], None] = lambda *_: None) -> None:
         self._see = see

@@ -32,15 +32,7 @@ _LOOK_S = 0.1
 
 
 class Leader:
-    """The links of rank 0 to all other ranks. `decide`, `operation` and `direct` are for the training thread.
-
-    Args:
-        connections: one for each other rank, in their order; owned.
-        lives: the second connections to them, for signs of life.
-        silence_s: how long a rank may be silent.
-        stuck_s: how long a rank may make no progress while rank 0 waits for its part of an operation.
-        name: this group's name, for logs.
-    """
+    """The links of rank 0 to all other ranks. `decide`, `operation` and `direct` are for the training thread."""
 
     rank = 0
 

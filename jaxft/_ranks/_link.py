@@ -63,19 +63,7 @@ class Life:
 
 
 class Link:
-    """A connection to another rank, with a thread that receives and a thread that sends beats.
-
-    Args:
-        connection: from the handshake; owned.
-        life: the second connection. None: beats are the only signs of life.
-        other: the other rank's number.
-        receive: decodes a message.
-        handle: called with each message, in the receiving thread. Must not block.
-        beat: encodes the message that this side sends all the time.
-        silence_s: how long the other rank may be silent.
-        first_s: how long it may take to its first message, if that is longer.
-        name: this group's name, for logs.
-    """
+    """A connection to another rank, with a thread that receives and a thread that sends beats."""
 
     def __init__(
         self,

@@ -79,10 +79,6 @@ class Ranks(Protocol):
     def save_begins(self, number: int, folder: str) -> str:
         """For the thread that writes a checkpoint: return rank 0's folder, in every rank.
 
-        Args:
-            number: of the save; every rank counts them.
-            folder: in rank 0, where the ranks write; "" if there is nothing to write.
-
         Raises:
             SessionFailed: rank 0 has ended.
         """

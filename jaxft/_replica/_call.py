@@ -80,13 +80,7 @@ class OneStep:
         return OneStep(settings, call.programs.executables.apply_key)
 
     def check(self, now: "OneStep", *, run: str, instead: str) -> None:
-        """Raise ConfigurationError if `now` is of another step.
-
-        Args:
-            now: of a later call.
-            run: what the first step did, to name it.
-            instead: what to do for another step.
-        """
+        """Raise ConfigurationError if `now` is of another step."""
         if now == self:
             return
         differing = [name for name in self.settings if now.settings[name] != self.settings[name]]

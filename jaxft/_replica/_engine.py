@@ -18,12 +18,7 @@ class Engine(Steps, Protocol):
         ...
 
     def join(self, call: Call, state: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Join the job without taking a step; return the leaves of its newest state.
-
-        Args:
-            call: the step to take later.
-            state: as in `run`; not consumed unless this group heals.
-        """
+        """Join the job without taking a step; return the leaves of its newest state."""
         ...
 
     def edit(self, changes: Mapping[int, jax.Array]) -> None:
@@ -32,10 +27,6 @@ class Engine(Steps, Protocol):
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         """Commit at least one more step; return the leaves of the state after it, and its metrics.
-
-        Args:
-            call: the step to take.
-            state: the leaves of the state before it, from `Programs.state_leaves`; consumed.
 
         Raises:
             OtherTypes: the call's programs do not match this state. It has not been consumed.

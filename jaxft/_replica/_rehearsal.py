@@ -19,11 +19,7 @@ _log = logging.getLogger("jaxft")
 
 
 class Rehearsal:
-    """One rehearsal, with this process's first heal. All ranks of a group make the same decisions.
-
-    Args:
-        held: the state that this group came with, which the heal is about to replace.
-    """
+    """One rehearsal, with this process's first heal. All ranks of a group make the same decisions."""
 
     def __init__(self, session: Directing, ranks: Ranks, held: HeldState) -> None:
         self._session = session

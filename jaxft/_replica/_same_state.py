@@ -25,12 +25,6 @@ def same_state(
 ) -> Sequence[jax.Array]:
     """Return the held leaves if those of `state` are the same arrays, or have the same bits.
 
-    Args:
-        state: what the user's code passes.
-        leaves: its leaves.
-        held: the leaves that went out last.
-        step: the number of committed steps behind them.
-
     Raises:
         ConfigurationError: the state was changed.
     """
@@ -49,11 +43,6 @@ def same_state(
 
 def edited(before: PyTreeDef, after: Any, held: Sequence[jax.Array]) -> dict[int, jax.Array]:
     """The leaves that differ between two states, placed like the held ones, by number.
-
-    Args:
-        before: the structure of the state that was given to the user's function, which may change it in place.
-        after: what it returned.
-        held: the leaves of that state.
 
     Raises:
         ConfigurationError: they differ in structure, shapes or dtypes, or the function has consumed its argument.

@@ -44,16 +44,7 @@ _DESCRIPTORS = 16
 
 
 class Stream:
-    """Calls a coordinator, and sends and receives until the call ends.
-
-    Args:
-        loop: runs the writer.
-        credentials: what this group and the coordinator prove to each other.
-        group: this group's name, for the log.
-        silence_s: how long a coordinator may take until its first message.
-        on_open: called when messages can be sent.
-        on_message: called for each message. May raise IllegalEvent, which ends the call.
-    """
+    """Calls a coordinator, and sends and receives until the call ends."""
 
     def __init__(
         self,
@@ -202,10 +193,6 @@ _DIRECT = ("grpc.enable_http_proxy", 0)
 
 def channel_target(address: str, limit_s: float) -> tuple[str, list[tuple[str, Any]]]:
     """Resolve a coordinator's address; return the target of a channel, and the options that belong to it.
-
-    Args:
-        address: host:port.
-        limit_s: how long to wait for a name server.
 
     Raises:
         ConnectionError: the name is unknown, or no name server has answered in time.

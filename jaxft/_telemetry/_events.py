@@ -42,12 +42,6 @@ def events_of(identity: Identity, path: str | Path, *, step: int, spare: bool) -
 class GroupEvents:
     """Writes the events of one life of a group. An `Observer`.
 
-    Args:
-        path: the file; new lines go to its end.
-        identity: of this life.
-        step: the committed steps of the state that it begins with.
-        spare: whether it is a spare.
-
     Raises:
         OSError: the file cannot be written.
     """

@@ -92,10 +92,6 @@ def own_address(coordinator: str, limit_s: float) -> str:
     A scheduler may start this process before the coordinator's name is known, as Kubernetes does, or before a network
     is up. So it asks again for `limit_s`.
 
-    Args:
-        coordinator: host:port, or several separated by commas.
-        limit_s: how long to ask.
-
     Raises:
         CoordinatorUnreachable: there is no route to any of them.
     """

@@ -93,15 +93,7 @@ class HalfOpen:
 
 
 class Door:
-    """A listening socket, and the connections whose handshakes are under way. For one thread, but for `close`.
-
-    Args:
-        sock: listens; owned.
-        key: which diallers must prove to know; None: no proof is needed.
-        descriptors: how many this process may open.
-        wrong_end: why a request is not for this process; "" if it is for it.
-        admit: takes a connection whose handshake is complete: it must call `accept`, `refuse` or `put_off`.
-    """
+    """A listening socket, and the connections whose handshakes are under way. For one thread, but for `close`."""
 
     def __init__(
         self,

@@ -71,20 +71,7 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRequest:
-    """Who dials whom, and for what.
-
-    Args:
-        kind: "exchange" or "heal", between two groups, or "rank", to rank 0 of one's own group.
-        job: the job of both.
-        group: the group that dials.
-        incarnation: the incarnation of the group that dials.
-        to_group: the group that is dialled.
-        to_incarnation: the incarnation that is dialled.
-        number: the id of the quorum or the heal that the connection is for, or the dialler's rank.
-        rank: which process of the group is dialled.
-        lane: the first lane that an exchange over the connection is for.
-        strand: which strand of that exchange.
-    """
+    """Who dials whom, and for what."""
 
     kind: str
     job: str
@@ -113,11 +100,6 @@ class Dialling:
         key: DataKey | None = None,
     ) -> None:
         """Start to connect.
-
-        Args:
-            address: "host:port" or "[v6 address]:port", in digits.
-            request: who we are, whom we dial, and for what.
-            key: with a key, the listener must prove that it knows the key too.
 
         Raises:
             ConnectionError: nothing can be reached there.
@@ -267,13 +249,6 @@ def dial(
     key: DataKey | None = None,
 ) -> Connection:
     """Connect to another process's listener and complete the handshake. Retries while the listener is busy.
-
-    Args:
-        address: "host:port" or "[v6 address]:port", in digits.
-        request: who we are, whom we dial, and for what.
-        deadline_s: when to give up, on the clock of `time.monotonic()`.
-        abort: a flag that ends the wait.
-        key: the key of the job's data plane, if it has one; the listener must know it too.
 
     Raises:
         ConnectionError: nothing listens there, or not jaxft, or it refused us, or it does not know the key; the

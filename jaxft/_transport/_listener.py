@@ -61,19 +61,7 @@ class Listener:
         key: DataKey | None = None,
         rank: int = 0,
     ) -> None:
-        """Listen, and start the thread that accepts. Raises the limit on file descriptors to the hard limit.
-
-        Args:
-            host: the address to bind; empty for all.
-            ports: the ports to try in turn; 0 for any that is free (see the attribute `port`).
-            job: connections for any other job are refused.
-            group: connections for any other group are refused.
-            incarnation: connections for any other incarnation of the group are refused.
-            on_heal: called with each connection for healing, on its own thread. The connection is closed when the
-                call returns, and `close` shuts it down during the call. None: such connections are refused.
-            key: the key of the job's data plane, which a dialler must prove to know; None: no proof is needed.
-            rank: this process's rank in its group; connections for any other are refused.
-        """
+        """Listen, and start the thread that accepts. Raises the limit on file descriptors to the hard limit."""
         check_name(job, what="job")
         check_name(group, what="group")
         self.key = key
@@ -131,10 +119,6 @@ class Listener:
 
     def check(self, peers: int, strands: int = 1) -> None:
         """Raise the error that ended this listener, if one did; warn if a quorum of this size needs more descriptors.
-
-        Args:
-            peers: how many other members of the quorum are connected to this one.
-            strands: how many connections there may be to each of them.
 
         Raises:
             JaxftError: the listener's thread ended with an error.

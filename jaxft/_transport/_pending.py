@@ -14,12 +14,7 @@ _Key = tuple[int, str, int, int, int]
 
 
 class PendingConnections:
-    """A bounded table from (quorum, group, incarnation, lane, strand) to a connection. Thread-safe.
-
-    Args:
-        room: how many may wait at once, if that is less than `MAX_PENDING`.
-        of: what the first number of a key is, for messages.
-    """
+    """A bounded table from (quorum, group, incarnation, lane, strand) to a connection. Thread-safe."""
 
     def __init__(self, room: int, of: str = "quorum") -> None:
         self._of = of

@@ -34,14 +34,7 @@ class Tags(Protocol):
     size_bytes: int
 
     def tag(self, header: Part, *payload: Part, verify: Callable[[], None] | None = None) -> bytes:
-        """Make the tag of the next frame.
-
-        Args:
-            header: the frame's header.
-            payload: its payload, in any number of parts.
-            verify: called before the sequence number advances. If it raises, the frame must not be sent, and the
-                next call makes the tag of the frame that replaces it.
-        """
+        """Make the tag of the next frame."""
         ...
 
 

@@ -93,13 +93,6 @@ def wait(
 ) -> None:
     """Wait until one of the poll events holds for a descriptor. Logs once a wait that exceeds 5 s.
 
-    Args:
-        source: the descriptor, or a socket.
-        events: a mask of select.POLLIN and select.POLLOUT.
-        deadline_s: when to give up.
-        what: completes "Waiting for ..." in the log and in the error.
-        abort: a flag that ends the wait.
-
     Raises:
         TimeoutError: the deadline passed.
         Aborted: the flag was set.

@@ -22,12 +22,7 @@ class Team:
         self._closed = False
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Start a thread. Raises RuntimeError if the system has no room for it for some seconds.
-
-        Args:
-            name: of the thread.
-            work: must raise nothing.
-        """
+        """Start a thread. Raises RuntimeError if the system has no room for it for some seconds."""
         self._threads.append(start_thread(self._run, work, Abort(), name=name))
 
     def wait(self) -> None:

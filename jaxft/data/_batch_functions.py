@@ -88,13 +88,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 class BatchFunctions:
-    """Makes the batch function of each call of one step, and checks now and then that it is pure.
-
-    Args:
-        shards: of the step; None: one for each group.
-        alone: whether the step runs without a manager.
-        held: returns the leaves of the state that is held; None before the first call.
-    """
+    """Makes the batch function of each call of one step, and checks now and then that it is pure."""
 
     def __init__(
         self, shards: int | None, *, alone: bool, held: Callable[[], Sequence[jax.Array] | None]
@@ -107,11 +101,6 @@ class BatchFunctions:
 
     def of(self, batch: Any, state: Any, whole: Callable[[Any], Any]) -> BatchFor:
         """Return the batch of each shard.
-
-        Args:
-            batch: what the step is called with.
-            state: what the step is called with, without its static leaves.
-            whole: puts the static leaves back.
 
         Raises:
             ConfigurationError: it is an iterator, or does not have the step's number of shards.
@@ -181,10 +170,6 @@ class PureCheck:
 
     def of(self, batch_for: Callable[[int, int], Any], instead: str = _INSTEAD) -> Callable[[int, int], Any]:
         """Return `batch_for`, checked now and then.
-
-        Args:
-            batch_for: the batch function.
-            instead: what to write, in the message of an error.
 
         Raises (when called):
             ConfigurationError: two calls for the same step and shard return different batches.

@@ -182,9 +182,6 @@ class Workers:
 
     Those of `concurrent.futures` compute all that was submitted before a program may end, however long it takes. Here
     a program that ends drops what has not begun.
-
-    Args:
-        count: how many threads, at least 1. They start with the first tasks, and end with this object.
     """
 
     def __init__(self, count: int) -> None:

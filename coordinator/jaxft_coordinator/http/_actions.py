@@ -38,13 +38,7 @@ class Outcome:
 
 
 class Actions:
-    """Carries out actions for those who hold a job's token, or the operator's.
-
-    Args:
-        server: where they take effect.
-        observer: whose events show them.
-        secret: the coordinator's secret, from which the tokens derive; None: actions are off.
-    """
+    """Carries out actions for those who hold a job's token, or the operator's."""
 
     def __init__(self, server: Server, observer: Observer, secret: bytes | None) -> None:
         self._server = server
@@ -57,13 +51,7 @@ class Actions:
         return self._secret is not None
 
     def act(self, said: Mapping[str, Any], token: str, peer: str) -> Outcome:
-        """Carry out an action.
-
-        Args:
-            said: the request: `action`, `job`, `group` if it is for one, and `reason`, which is optional.
-            token: what the request gave as its bearer token.
-            peer: where the request came from, for the audit log.
-        """
+        """Carry out an action."""
         if self._secret is None:
             return Outcome(
                 403,

@@ -41,14 +41,7 @@ _PAGE = {
 
 
 def make_app(server: Server, observer: Observer, actions: Actions, streams: Streams) -> Starlette:
-    """Return the ASGI application.
-
-    Args:
-        server: the coordinator that it shows.
-        observer: its view of the jobs.
-        actions: what operators may do.
-        streams: the viewers.
-    """
+    """Return the ASGI application."""
     answers = _Answers(server, observer, actions, streams)
     routes = [
         Route("/metrics", answers.metrics),

@@ -47,12 +47,7 @@ class _Guest:
 
 
 class Door:
-    """Accepts connections; also an ASGI middleware, which knows who asks something.
-
-    Args:
-        app: what answers.
-        context: of TLS; None: no encryption.
-    """
+    """Accepts connections; also an ASGI middleware, which knows who asks something."""
 
     def __init__(self, app: ASGIApp, context: ssl.SSLContext | None) -> None:
         self._app = app
@@ -63,13 +58,7 @@ class Door:
     async def accept(
         self, listening: Sequence[socket.socket], make: _Make, live: Collection[asyncio.BaseProtocol]
     ) -> None:
-        """Accept connections until cancelled, and close the sockets.
-
-        Args:
-            listening: where from.
-            make: makes the protocol of a connection.
-            live: the protocols whose connections have not ended.
-        """
+        """Accept connections until cancelled, and close the sockets."""
         self._live = live
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -27,12 +27,7 @@ MOST_GROUPS_IN_ALL = 4096
 
 
 def read(server: Server, observer: Observer) -> list[Metric]:
-    """Read everything at the moment of a scrape: nothing is counted twice, and a forgotten job disappears.
-
-    Args:
-        server: the coordinator.
-        observer: what it is observed by.
-    """
+    """Read everything at the moment of a scrape: nothing is counted twice, and a forgotten job disappears."""
     now_s = time.monotonic()
     jobs = [watched for _, watched in sorted(observer.jobs.items()) if watched.job is not None]
     return [*_of_the_coordinator(server, observer), *_of_jobs(jobs, now_s), *_of_groups(jobs, now_s)]

@@ -35,12 +35,7 @@ class _Viewer:
 
 
 class Streams:
-    """All viewers of a coordinator.
-
-    Args:
-        observer: where events come from.
-        snapshots: where states come from.
-    """
+    """All viewers of a coordinator."""
 
     def __init__(self, observer: Observer, snapshots: Snapshots) -> None:
         self._observer = observer
@@ -52,10 +47,6 @@ class Streams:
         """Return the stream of a new viewer of `job`; of all jobs, if "".
 
         When there are too many, the address with the most of them loses its oldest.
-
-        Args:
-            job: whose events.
-            address: where the viewer is.
 
         Raises:
             TooManyViewers: it cannot be admitted.

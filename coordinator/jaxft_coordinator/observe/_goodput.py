@@ -47,11 +47,7 @@ _LOST_TO = {
 
 
 class Account:
-    """One job's account of time, in seconds.
-
-    Args:
-        now_s: when the account begins, on the clock that all its methods use.
-    """
+    """One job's account of time, in seconds."""
 
     def __init__(self, now_s: float) -> None:
         self.standing = Standing.STARTING

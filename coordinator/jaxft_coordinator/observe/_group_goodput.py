@@ -21,14 +21,7 @@ class Spends(enum.Enum):
 
 
 def spends(state: str, standing: Standing, *, spare: bool, ended: bool) -> Spends | Source:
-    """Return how a group spends its time.
-
-    Args:
-        state: the phase that it is in, or another text if it is gone.
-        standing: what its job is doing.
-        spare: whether it is a spare.
-        ended: whether it is gone on purpose.
-    """
+    """Return how a group spends its time."""
     if ended or standing in (Standing.PAUSED, Standing.FINISHED):
         return Spends.UNCOUNTED
     if state == GroupPhase.MEMBER.value:
@@ -43,11 +36,7 @@ def spends(state: str, standing: Standing, *, spare: bool, ended: bool) -> Spend
 
 
 class GroupAccount:
-    """One group's account of time, in seconds.
-
-    Args:
-        now_s: when the account begins, on the clock that all its methods use.
-    """
+    """One group's account of time, in seconds."""
 
     def __init__(self, now_s: float) -> None:
         self._how: Spends | Source = Spends.UNCOUNTED

@@ -40,14 +40,7 @@ class Happened:
 def happened(
     before: Job | None, after: Job, event: Event | None, effects: Sequence[Effect]
 ) -> Iterator[Happened]:
-    """Yield the events between two states of a job, in an order that reads well.
-
-    Args:
-        before: the job when it was last looked at; None at first.
-        after: the job now.
-        event: the event that led to `after`, if one did.
-        effects: its effects.
-    """
+    """Yield the events between two states of a job, in an order that reads well."""
     groups = {} if before is None else before.groups
     if after.groups is not groups:
         yield from _departures(groups, after, event, effects)

@@ -62,13 +62,7 @@ class WatchedGroup:
 
 
 class WatchedJob:
-    """Follows one job.
-
-    Args:
-        name: of the job.
-        now_s: the time, on the monotonic clock.
-        heard_s: when the last message for a job came on each session, now and later.
-    """
+    """Follows one job."""
 
     def __init__(self, name: str, now_s: float, heard_s: Mapping[SessionId, float]) -> None:
         self.name = name

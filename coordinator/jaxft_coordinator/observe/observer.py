@@ -69,14 +69,7 @@ class Observer:
         return not isinstance(event, Tick | Suspended)
 
     def saw(self, job: Job, event: Event | None, effects: Sequence[Effect], now_s: float) -> None:
-        """Take in a job's new state.
-
-        Args:
-            job: the state.
-            event: what led to it; None if it was restored from a record.
-            effects: what follows from it.
-            now_s: when, on the monotonic clock.
-        """
+        """Take in a job's new state."""
         try:
             self._saw(job, event, effects, now_s)
         except Exception:  # what people see must not stop a job

@@ -33,12 +33,7 @@ class Admission:
         return len(self._waiting)
 
     def challenge(self, session: SessionId, peer: str) -> tuple[Said, SessionId | None]:
-        """Register a new stream; return its challenge, and the stream that it evicts, if any.
-
-        Args:
-            session: the new stream.
-            peer: its address as gRPC writes it: "ipv4:127.0.0.1:4711".
-        """
+        """Register a new stream; return its challenge, and the stream that it evicts, if any."""
         evicted = None
         if len(self._waiting) >= MAX_UNAUTHENTICATED:
             addresses = ((known, address) for known, (address, _) in self._waiting.items())

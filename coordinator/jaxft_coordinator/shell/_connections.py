@@ -57,12 +57,7 @@ class Connections:
         return self._idle_looks < (_MOST_FULL_LOOKS if self._is_full else _MOST_IDLE_LOOKS)
 
     def sweep(self, groups: Set[Peer], now_s: float) -> int:
-        """End unauthenticated connections that are too old or too many; return how many were ended.
-
-        Args:
-            groups: the connections of admitted groups, which are left alone.
-            now_s: the time, on a monotonic clock.
-        """
+        """End unauthenticated connections that are too old or too many; return how many were ended."""
         found = self._strangers(groups)
         here = found.keys() - self._ended
         waiting = {peer: since_s for peer, since_s in self._unauthenticated.items() if peer in here}

@@ -159,13 +159,7 @@ class Jobs:
         )
 
     def begin(self, opened: Opened, journal: Journal | None, life: int | None = None) -> None:
-        """Lead the jobs that the store remembers.
-
-        Args:
-            opened: the contents of the store.
-            journal: where decisions are written; None: nowhere.
-            life: a number that no other life without a store has; None: it is drawn.
-        """
+        """Lead the jobs that the store remembers."""
         stored = journal is not None
         if stored:
             life = opened.term

@@ -16,14 +16,7 @@ _log = logging.getLogger("jaxft_coordinator")
 
 
 class Leading:
-    """Leads a coordinator's jobs, and stands by while another coordinator does.
-
-    Args:
-        jobs: the jobs to lead.
-        store: where to keep what must survive a restart; None keeps nothing.
-        streams: hear when leading begins and ends.
-        tick_s: how often to check for silent groups. A death that closes a stream is noticed at once.
-    """
+    """Leads a coordinator's jobs, and stands by while another coordinator does."""
 
     def __init__(self, jobs: Jobs, store: Store | None, streams: Streams, *, tick_s: float = 0.1) -> None:
         self._jobs = jobs

@@ -19,11 +19,7 @@ MAX_OUTBOX_MESSAGES = 1000
 
 
 class Outbox(Generic[T]):
-    """A bounded queue with one reader. `asyncio.Queue` does more, but takes three times as long.
-
-    Args:
-        most: how many messages may wait.
-    """
+    """A bounded queue with one reader. `asyncio.Queue` does more, but takes three times as long."""
 
     def __init__(self, most: int) -> None:
         self._most = most

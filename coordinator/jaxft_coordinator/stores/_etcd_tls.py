@@ -13,12 +13,7 @@ from jaxft_protocol.host.tls import Pem
 
 
 class SecureClient(aetcd.Client):
-    """`aetcd.Client` over TLS.
-
-    Args:
-        pem: the CA to trust (None: gRPC's defaults), and our certificate, if etcd asks for one.
-        arguments, options: see `aetcd.Client`.
-    """
+    """`aetcd.Client` over TLS."""
 
     def __init__(self, pem: Pem, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

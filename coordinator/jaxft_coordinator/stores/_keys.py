@@ -72,12 +72,7 @@ def led_in(value: bytes, where: str) -> records.Led:
 
 
 def jobs_in(entries: Iterable[tuple[str, bytes]], where: str) -> tuple[dict[str, Saved], dict[str, str]]:
-    """Return the stored jobs, and why others cannot be read.
-
-    Args:
-        entries: keys and values of all jobs, each `Saved` before its `Moved`.
-        where: what stands before a key in an error.
-    """
+    """Return the stored jobs, and why others cannot be read."""
     jobs: dict[str, Saved] = {}
     unreadable: dict[str, str] = {}
     for key, value in entries:

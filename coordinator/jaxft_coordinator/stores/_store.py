@@ -50,9 +50,6 @@ class Store(Protocol):
 
         A wait of over 5 s logs what it waits for. A store that was lost or closed can be opened again.
 
-        Args:
-            address: host:port at which groups reach this coordinator; standbys tell it to them.
-
         Raises:
             StoreDamaged: the contents cannot be read.
             OSError: the disk is full or failing.
@@ -85,12 +82,7 @@ class Store(Protocol):
 
 
 class TimedStore:
-    """A store whose appends are timed.
-
-    Args:
-        store: the store.
-        appends: where to count how many seconds each successful append took.
-    """
+    """A store whose appends are timed."""
 
     def __init__(self, store: Store, appends: Histogram) -> None:
         self._store = store
@@ -121,11 +113,7 @@ def too_big(size: int, limit: str, advice: str) -> OSError:
 
 
 class Wait:
-    """A wait that may be long: logs after 5 s what it waits for, and again each time the wait has doubled.
-
-    Args:
-        at_once: log at the start too.
-    """
+    """A wait that may be long: logs after 5 s what it waits for, and again each time the wait has doubled."""
 
     def __init__(self, *, at_once: bool) -> None:
         self._began_s = time.monotonic()

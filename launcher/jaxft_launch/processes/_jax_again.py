@@ -31,11 +31,7 @@ _ASK = (
 
 
 class JaxAgain(Loader, MetaPathFinder):
-    """A finder and loader of `jax`, for one import.
-
-    Args:
-        read: the environment that its options follow already.
-    """
+    """A finder and loader of `jax`, for one import."""
 
     def __init__(self, read: Mapping[str, str]) -> None:
         self._modules = {

@@ -154,14 +154,7 @@ class Child:
 def start_beside(
     words: Sequence[str], output: IO[bytes], *, stderr: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a short command beside the groups, such as a check. It ends with this process.
-
-    Args:
-        words: the command.
-        output: a file. A pipe that a child of the command keeps open would never end.
-        stderr: as for `subprocess.Popen`.
-        environment: its environment; the token is left out, since it needs no right to take part in the job.
-    """
+    """Start a short command beside the groups, such as a check. It ends with this process."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *words],
         stdin=subprocess.DEVNULL,
@@ -246,14 +239,7 @@ class Processes:
         preload: Sequence[str] = (),
         options: Sequence[str] = (),
     ) -> Warm:
-        """Start a warm process.
-
-        Args:
-            name: the name of the process and its log.
-            environment: additional environment variables, as those of the commands that it is for.
-            preload: further modules that it imports.
-            options: Python's, as those of the commands that it is for.
-        """
+        """Start a warm process."""
         ours, theirs = socket.socketpair()
         command = warm_command(theirs.fileno(), preload, options)
         log = self.folder / f"{name}.log"

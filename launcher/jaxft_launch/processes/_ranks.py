@@ -124,13 +124,6 @@ def start_ranks(
 ) -> list[Child]:
     """Start the processes of one life of a group: the only place where that happens.
 
-    Args:
-        member: the group.
-        starts: one for each rank on this machine.
-        processes: what starts them.
-        name: the name of this life, for processes and logs.
-        warm: fork them from this warm process, if that is possible.
-
     Raises:
         OSError: one could not be started; the others do not run either.
     """

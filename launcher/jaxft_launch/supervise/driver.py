@@ -139,16 +139,7 @@ class Driver:
         coordinator: Coordinator | None = None,
         start_of: Callable[[Member, int, int], RankStart] | None = None,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            plan: what to run.
-            processes: what starts it.
-            phases: a folder on this machine for the phase files.
-            listener: gets what happens.
-            coordinator: the launch's own, which listens; None if it is elsewhere.
-            start_of: how to start a process: of a group, the number of its life, and its rank; by default as planned.
-        """
+        """Start nothing yet."""
         self._plan = plan
         self._processes = processes
         self._phases = phases

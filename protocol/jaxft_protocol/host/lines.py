@@ -51,11 +51,6 @@ def _started(run: Callable[[], None], *, name: str) -> threading.Thread:
 class LineFile:
     """A file of events that a thread writes, so that no thread waits for the disk.
 
-    Args:
-        path: the file; new lines go to its end. Its folder must exist.
-        log: gets at most one message a minute about lines that could not be written.
-        start: starts the thread.
-
     Raises:
         OSError: it cannot be written.
     """

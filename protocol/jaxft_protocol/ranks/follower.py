@@ -90,10 +90,6 @@ def step(follower: Follower, event: Event) -> tuple[Follower, tuple[Effect, ...]
 def take(follower: Follower, kind: type[_O], what: str) -> tuple[Follower, _O | None]:
     """Return the next order for the training thread, or None if it has not come yet.
 
-    Args:
-        kind: the kind of order that this point of the program takes.
-        what: the name of the decision or operation; "" for a directive.
-
     Raises:
         CameApart: rank 0 is at another point of the program.
     """
