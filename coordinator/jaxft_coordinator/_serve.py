@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # New objects between two garbage collections. A vote makes a dozen, and rarely a cycle; the default is 700.
 _GARBAGE_THRESHOLD = 50_000
-# Names a file for signs of life, which `jaxft launch` watches.
-_ALIVE_FILE = "JAXFT_ALIVE_FILE"
+# Names a file for signs of life, which `jaxft launch` watches, as it does a group's.
+_ALIVE_FILE = "JAXFT_PHASE_FILE"
 _ALIVE_EVERY_S = 1.0
 # Once asked to end. Then it ends even if a disk that does not answer holds a thread, which nothing can end.
 END_WITHIN_S = 10.0

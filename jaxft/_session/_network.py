@@ -1,4 +1,4 @@
-"""The network settings of a group: where it listens, and what it proves to whom."""
+"""The network settings of a group: where it listens, and its proofs of identity."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -13,19 +13,19 @@ from jaxft._transport._endpoints import MAX_THREADS, Endpoint, usual_threads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How a group is reached, and what it and the coordinator prove to each other.
+    """How a group is reached, and how it and the coordinator prove themselves to each other.
 
     Args:
-        host: the address at which the other groups reach this one; by default that of the environment variable
-            JAXFT_HOST, or else the one from which this machine reaches the coordinator. Or the name of a network
-            interface, such as "ib0". As `host:port` where what they dial is forwarded to this process.
+        host: the address at which the other groups reach this one; by default the environment variable
+            JAXFT_HOST, or else the address from which this machine reaches the coordinator. Or the name of a network
+            interface, such as "ib0". As `host:port` where a forwarder stands between.
         port: the port at which this group listens, or a range such as "29600-29631", of which each process takes a
-            free one, for firewalls; by default that of the environment variable JAXFT_PORT, or else any that is free.
+            free one, for firewalls; by default any free port.
         threads: how many threads this process offers for a large exchange, each with a connection to every other
             group; by default one for every 4 cores, 4 at most. An exchange uses as many as all groups offer, and no
             more than one for each 4 MiB; the bits do not depend on it.
         token: the key of this job, as `jaxft-coordinator token` prints it, where the coordinator asks for one; by
-            default that of the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
+            default the environment variable JAXFT_TOKEN. With a token, this group talks only to a coordinator
             and to groups that know it too. See docs/security.md.
         tls: certificates for the stream to the coordinator; by default the files that the environment variables
             JAXFT_TLS_CA, JAXFT_TLS_CERT and JAXFT_TLS_KEY name. Without either, it is not encrypted.
@@ -67,12 +67,8 @@ class Network:
             )
 
     def completed(self) -> "Network":
-        """Return the same with the host and port that the environment gives in place of missing ones."""
-        return replace(
-            self,
-            host=self.host or os.environ.get("JAXFT_HOST"),
-            port=self.port or os.environ.get("JAXFT_PORT"),
-        )
+        """Return the same with the environment's host in place of a missing one."""
+        return replace(self, host=self.host or os.environ.get("JAXFT_HOST"))
 
     @property
     def ports(self) -> range:

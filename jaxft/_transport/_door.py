@@ -295,8 +295,8 @@ def bind_one_of(host: str, ports: range) -> socket.socket:
                 raise
     which = f"port {ports[0]}" if len(ports) == 1 else f"no port of {ports[0]} to {ports[-1]}"
     raise ConfigurationError(
-        f"{which} is {'taken' if len(ports) == 1 else 'free'}: another process listens there. `port=` and JAXFT_PORT "
-        "need a port for each process of this machine: give a range, or leave them out."
+        f"{which} is {'taken' if len(ports) == 1 else 'free'}: another process listens there. Each process of this "
+        "machine needs a port: give `port=` a range, or leave it out."
     )
 
 

@@ -279,10 +279,9 @@ def free_range(size: int) -> range:
     raise AssertionError
 
 
-def test_each_process_takes_a_free_port_of_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_takes_a_free_port_of_the_range() -> None:
     ports = free_range(2)
-    monkeypatch.setenv("JAXFT_PORT", f"{ports[0]}-{ports[-1]}")
-    given = Network().completed().ports
+    given = Network(port=f"{ports[0]}-{ports[-1]}").ports
     assert given == ports
 
     def listening() -> Listener:

@@ -19,9 +19,8 @@ DEFAULT_URL = "http://localhost:29511"
 TIMEOUT_S = 10.0
 # Signs of an error that has a part of what came, which may be no HTTP.
 _MOST_SAID = 200
-CA_VARIABLE = "JAXFT_HTTP_CA"
 # A group's, for the coordinator's other port, which has the same certificate.
-STREAM_CA_VARIABLE = "JAXFT_TLS_CA"
+CA_VARIABLE = "JAXFT_TLS_CA"
 
 
 class PortError(JaxftError):
@@ -50,7 +49,7 @@ _TELLS = {"jobs": "jobs", "coordinator": "version"}
 def ask(url: str, path: str) -> Any:
     """Return the JSON answer of the API for a path below /api/v1/, asked at the HTTP port's address `url`.
 
-    JAXFT_HTTP_CA or JAXFT_TLS_CA names the authority of the port's certificate, or else this machine's count.
+    JAXFT_TLS_CA names the authority of the port's certificate, or else this machine's count.
 
     Raises:
         PortError: there is no answer, or the API reports a problem.
@@ -148,7 +147,7 @@ def _asked(request: urllib.request.Request, tells: str) -> Any:
 
 
 def _context() -> ssl.SSLContext:
-    named = os.environ.get(CA_VARIABLE) or os.environ.get(STREAM_CA_VARIABLE) or None
+    named = os.environ.get(CA_VARIABLE) or None
     try:
         return ssl.create_default_context(cafile=named)
     except OSError as error:

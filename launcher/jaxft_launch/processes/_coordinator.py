@@ -18,7 +18,7 @@ COORDINATOR = (
     *("--min-replicas", "1", "--join-timeout-ms", str(JOIN_TIMEOUT_MS)),
 )
 # Names the file that a coordinator touches every second, as long as its event loop runs.
-ALIVE_FILE = "JAXFT_ALIVE_FILE"
+ALIVE_FILE = "JAXFT_PHASE_FILE"
 LOCAL = "localhost"
 LISTENS = re.compile(r"\(port (\d+)\)")
 START_TIMEOUT_S = 60.0
