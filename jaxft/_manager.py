@@ -1,6 +1,5 @@
 """`Manager`: a group's membership of a job."""
 
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -8,19 +7,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxft_protocol.messages import NewQuorum
-from jaxft_protocol.replica.state import LeaveNow
 
 from jaxft._base._ending import keep_status
 from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._manifest import check_changed
-from jaxft._errors import CannotHeal, ConfigurationError, JaxftError, JobFinished, NotSaved, SessionFailed
+from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore
 from jaxft._programs._statics import StaticLeaves
-from jaxft._ranks._link import end_if_lost
 from jaxft._ranks._ranks import compare
 from jaxft._replica._config import GroupConfig
-from jaxft._replica._draining import Drained, SigtermDrains
+from jaxft._replica._draining import SigtermDrains
 from jaxft._replica._engine import Engine
+from jaxft._replica._leaving import Leaving
 from jaxft._replica._membership import Membership, assemble
 from jaxft._replica._runner import Runner
 from jaxft._replica._steps import steps
@@ -34,11 +32,9 @@ from jaxft._telemetry._call import Observer, Observers
 if TYPE_CHECKING:
     from jaxft._supervised._agent import Agent
 
-_log = logging.getLogger("jaxft")
-
 
 class Manager:
-    """This process's membership of a training job, as one of its replica groups.
+    """This process's membership of a training job, as a replica group.
 
     A context manager. Entering it dials the coordinator; the group takes part from the first call of the step
     on, once its programs are compiled. Leaving the `with` block normally means that training came to its end
@@ -47,10 +43,10 @@ class Manager:
 
     While it runs:
 
-    * A lost peer is not an error. The remaining groups repeat the step; `report` says so.
+    * A lost peer is not an error. The remaining groups repeat the step; `report` counts the attempts.
     * Between two calls of the step this group may take any time. The others wait for a while, then go on without it,
       and its next call brings it back: docs/guarantees.md has the rule.
-    * A lost coordinator is waited for, up to `failure_timeout_s`; what was computed is kept.
+    * A lost coordinator is waited for, up to `failure_timeout_s`; computed work is kept.
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
     * On SIGTERM, if the program has no handler for it, or if an operator drains it, this group finishes its step and
       leaves the job at the boundary, without a loss. Its next call of the step raises `SystemExit(0)`, with which the
@@ -58,8 +54,8 @@ class Manager:
 
     Args:
         coordinator: `host:port` of the coordinator; if several stand by for each other, all of them, separated by
-            commas. By default that of the environment variable JAXFT_COORDINATOR.
-        group: this group's name: unique within the job, and the same after a restart. By default that of the
+            commas. By default the environment variable JAXFT_COORDINATOR.
+        group: this group's name: unique within the job, and the same after a restart. By default the
             environment variable JAXFT_GROUP.
         job: the training run's name. A coordinator serves many jobs.
         step: the number of committed steps behind the state that the first call of the step will pass; more
@@ -72,22 +68,22 @@ class Manager:
         min_replicas: how many groups a step needs; by default the coordinator's setting when the job began. Equal in
             all groups that give it.
         settings: what else must be the same in all groups, and after every restart, by name: the fingerprint of a
-            corpus, a seed, the learning rate. A group with other settings is refused, and the error says what
-            differs; so is a checkpoint that was saved with other settings. At most 100 texts or numbers of 48 KiB
+            corpus, a seed, the learning rate. A group with other settings is refused, and the error names the
+            difference; so is a checkpoint that was saved with other settings. At most 100 texts or numbers of 48 KiB
             in all.
-        checkpoints: where the job's state is saved every so many steps, by one group for all; for when all groups
-            die at once. Call `restore` before the first step.
-        spare: this group takes part only in the place of one that is lost. Until then it follows: it holds the
+        checkpoints: where, and every how many steps, the job's state is saved, by one group for all; for when all
+            groups die at once. Call `restore` before the first step.
+        spare: this group takes part only in the place of a lost group. Until then it follows: it holds the
             newest state, computes nothing, and each call of the step returns after one more step of the job. True if
             the environment variable JAXFT_SPARE is "1".
         other_meshes: groups may have different numbers of devices and other shardings. Read docs/meshes.md first:
-            if a group's mesh changes bits of what it contributes, the run's bits depend on who computed what; if it
+            if a group's mesh changes bits of its contribution, the run's bits depend on who computed it; if it
             changes bits of the new state, groups would drift apart, which the digests notice. Equal in all groups.
             True if the environment variable JAXFT_OTHER_MESHES is "1".
-        digest_every: every how many steps the groups compare fingerprints of their states, beside the first step
+        digest_every: every how many steps the groups compare fingerprints of their states, besides the first step
             of each quorum; by default so often that it costs less than 1 % of a step of 100 ms (see
             docs/guarantees.md). Equal in all groups.
-        network: how this group is reached, and what it proves: its host and port, the job's token, certificates.
+        network: how this group is reached, and its proofs: its host and port, the job's token, certificates.
         events: file to which this group appends its events, one JSON object a line (docs/operate-api.md); "{group}"
             in its name is replaced by the group's. In a group of several processes, rank 0 writes it.
 
@@ -95,7 +91,7 @@ class Manager:
         ConfigurationError: for an argument that cannot be right; on entering, if the token, the certificates or
             `events` cannot be used.
         CoordinatorUnreachable: on entering, if the coordinator does not answer within `failure_timeout_s`.
-        Diverged: from a step, if the groups' states differ and no majority says which is right.
+        Diverged: from a step, if the groups' states differ without a majority.
         NonFinite: from a step, in all groups, if its means are not finite and the step is `nonfinite="raise"`.
         JoinRefused: on entering, if the coordinator asks for a token and this group has not the job's; from the
             first step, if this group's program or settings differ from the job's.
@@ -107,7 +103,7 @@ class Manager:
         0
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the settings of a group)
         self,
         coordinator: str | None = None,
         *,
@@ -172,16 +168,16 @@ class Manager:
     def history(self) -> int:
         """Which run the state of this group is of: a number of 64 bits, to be saved with checkpoints of your own.
 
-        A job gets it when it begins, and keeps it as long as it goes on from its own states. Known once `step.join`,
-        or the first step, has returned; before, it is the one that was passed.
+        A job gets it when it begins, and keeps it as long as it continues from its own states. Known once
+        `step.join`, or the first step, has returned; before, it is the passed `history`.
         """
         return self._config.history if self._runner is None else self._runner.history
 
     def steps(self, total: int | None) -> Iterator[int]:
         """Iterate over the steps of the job that are still to be done, up to `total` steps of the whole run.
 
-        The loop follows the job: after a heal it goes on at the step that the job has come to, and all groups end at
-        the same state. A `for` loop over a range would count the calls of this group, and end elsewhere.
+        The loop follows the job: after a heal it continues at the job's step, and all groups end at the
+        same state. A `for` loop over a range would count the calls of this group, and end elsewhere.
 
         Example:
             >>> import jax.numpy as jnp, jaxft
@@ -224,8 +220,8 @@ class Manager:
         """Whether this group writes for the job: log lines, plots, evaluations, checkpoints of your own.
 
         True in at most one group for each step, in all of its processes, and the same in the whole time between two
-        calls of the step, unless the job goes on without this group meanwhile or the group loses the coordinator. It
-        is the first group of the quorum that committed the step; the log says when it changes, and `report.writer`
+        calls of the step, unless the job continues without this group meanwhile or the group loses the coordinator.
+        It is the first group of the quorum that committed the step; the log names a new writer, and `report.writer`
         names it in every group. False before the first step.
 
         Example:
@@ -237,17 +233,17 @@ class Manager:
 
     @property
     def report(self) -> StepReport:
-        """What the last call of the step did."""
+        """The report of the last call of the step."""
         if self._runner is None:
             return StepReport(step=self._config.step)
         self._runner.loop.read()
         return self._runner.report
 
     def show(self, **values: float) -> None:
-        """Show numbers of this training, such as its loss, on the coordinator's page and API, beside the job.
+        """Show numbers of this training, such as its loss, on the coordinator's page and API, with the job.
 
         Sent about once a second, and only to a coordinator with an HTTP port; otherwise this does nothing. The job
-        shows those of one of its members. It never waits. Converting a JAX array to float does, until the step has
+        shows the numbers of a single member. It never waits. Converting a JAX array to float does, until the step has
         run: do that as often as your own log does.
 
         Example:
@@ -256,7 +252,7 @@ class Manager:
             >>> manager.show(loss=2.31)
 
         Args:
-            **values: at most 8 numbers, with names of at most 64 characters. What is not finite is not shown.
+            **values: at most 8 numbers, with names of at most 64 characters. Only finite ones are shown.
 
         Raises:
             ConfigurationError: there are too many values, a name is too long, or a value is not a number.
@@ -281,7 +277,7 @@ class Manager:
 
                 self._agent = Agent.of_environment(coordinator=config.coordinator, group=config.group)
                 self._agent.entered(member.listener.port)
-            seen_by: list[Observer] = [one for one in (self._beacon, self._agent) if one is not None]
+            seen_by: list[Observer] = [each for each in (self._beacon, self._agent) if each is not None]
             if config.events is not None and not member.ranks.rank:
                 from jaxft._telemetry._events import events_of
 
@@ -318,7 +314,7 @@ class Manager:
         Args:
             state: a state of the wanted structure, shapes, dtypes and shardings, such as the initial one. If a
                 checkpoint is read, its arrays are consumed, as by a step: the devices need not hold two states. Or
-                the types alone, such as those of `jax.eval_shape(init, key)`, with shardings where arrays are to be
+                the types alone, as `jax.eval_shape(init, key)` returns them, with shardings where arrays are to be
                 spread. They are returned if no checkpoint was read: `if state is shapes: state = init(key)`.
             changed: settings of this Manager that were changed on purpose since the checkpoint was saved, by name;
                 "shards", if the step now has another number of them; "job", to go on from another job's. Anything
@@ -328,8 +324,8 @@ class Manager:
 
         Raises:
             ConfigurationError: the Manager has no `checkpoints` or is not entered, the first step has been taken,
-                or the checkpoint is of another job, another model or other settings: what differs is said. The
-                number of shards is compared in the first step.
+                or the checkpoint is of another job, another model or other settings: the error names the difference.
+                The number of shards is compared in the first step.
             CannotRestore: there are checkpoints, and all are damaged, or they cannot be read.
         """
         self._refuse_child("restore")
@@ -351,54 +347,15 @@ class Manager:
             return  # the group is in its job as long as the process that has entered it
         assert self._member is not None
         ends_with = error
-        ended = isinstance(error, JobFinished) and self._runner is not None and self._runner.ended
-        finished = kind is None or ended
+        leaving = Leaving(self._config, self._member, self._runner, self._beacon, self._agent)
         try:
-            self._end_if_lost(self._member, error)
-            if finished and self._agent is not None:
-                self._agent.finished()
-            unsaved = self._save(self._runner, error, finished=finished)
-            self._leave(self._member, finished=finished and not unsaved, drained=isinstance(error, Drained))
-            if isinstance(error, Drained) and self._beacon is not None:
-                self._beacon.drained(self._runner.step if self._runner else 0)
-            if isinstance(error, JobFinished) and not ended and self._beacon is not None:
-                self._beacon.late()
-            # A folder of checkpoints that was not there may come back.
-            alone = self._config.checkpoints is None
-            if isinstance(error, CannotHeal) and alone and self._beacon is not None:
-                self._beacon.stranded()
-            if unsaved:
-                raise self._not_saved(unsaved)
-        except BaseException as leaving:
-            ends_with = leaving  # other ranks may be in a collective that waits for this one
+            leaving.leave(error)
+        except BaseException as failure:
+            ends_with = failure  # other ranks may be in a collective that waits for this one
             raise
         finally:
-            # If the program has failed in this rank, others wait for it, and end with their parts of a save.
-            failed = isinstance(ends_with, Exception) and not isinstance(ends_with, JaxftError)
-            waits = not isinstance(ends_with, NotSaved) and not (failed and self._member.ranks.size > 1)
-            if self._config.checkpoints is not None and waits:
-                self._config.checkpoints.finish(self._config.failure_timeout_s)
+            leaving.finish_saves(ends_with)
             self._close(ends_with)
-
-    def _save(self, runner: Runner | None, error: BaseException | None, *, finished: bool) -> str:
-        """Save the state that this group leaves with; return why a finished job's last state is not on the disk."""
-        if runner is None or self._config.checkpoints is None or self._member is None:
-            return ""
-        if finished:
-            return runner.save_last()
-        # Ctrl-C, or the program's own answer to a signal: it may come to one rank alone.
-        stopped = isinstance(error, KeyboardInterrupt | SystemExit) and not isinstance(error, JobFinished)
-        if isinstance(error, Drained) or (stopped and self._member.ranks.size == 1):
-            runner.save_leaving()
-        return ""
-
-    def _not_saved(self, why: str) -> NotSaved:
-        assert self._config.checkpoints is not None
-        return NotSaved(
-            f"The last state of job {self._config.job!r}, of step {self.step}, is not on the disk of checkpoints, "
-            f"{str(self._config.checkpoints.folder)!r}: {why}. So the job does not count as finished: started again, "
-            "it continues from the newest checkpoint. Check that the disk is mounted, has space, and is writable."
-        )
 
     def _compare_ranks(self, settings: Mapping[str, str]) -> None:
         """Refuse this rank if it differs from rank 0 in what decides which collectives it takes part in.
@@ -408,27 +365,6 @@ class Manager:
         """
         if self._member is not None:
             compare(self._member.ranks, self._config.group, settings)
-
-    def _end_if_lost(self, member: Membership, error: BaseException | None) -> None:
-        """A collective that lost a rank may fail only where its result is read, outside of the step."""
-        waited = self._runner is not None and self._runner.broken
-        if member.ranks.size > 1 and not waited:
-            end_if_lost(member.ranks, self._config.group, error)
-
-    def _leave(self, member: Membership, *, finished: bool, drained: bool) -> None:
-        if not finished and not drained and member.ranks.size > 1:
-            return  # the ranks cannot serve joiners together any more
-        try:
-            member.session.post(LeaveNow(finished))
-            # After an exception there is no wait for joiners: they find other donors.
-            patience_s = self._config.failure_timeout_s if finished or drained else 1.0
-            if self._runner is not None:
-                self._runner.serve_until_left(patience_s)
-        except SessionFailed as error:
-            if finished:
-                raise
-            # The error that ended the `with` block goes on, and is most often this one.
-            _log.warning("[jaxft %s] could not take its leave: %s", self._config.group, error)
 
     @property
     def _engine(self) -> Engine:
@@ -465,7 +401,7 @@ class Manager:
 
 
 def _given(name: str, value: str | None) -> str:
-    """Return an argument, or what the environment gives in its place."""
+    """Return an argument, or its environment variable."""
     found = value if value is not None else os.environ.get(f"JAXFT_{name.upper()}")
     if found is None:
         raise ConfigurationError(
