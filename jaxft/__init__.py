@@ -1,6 +1,6 @@
 """Fault-tolerant training for JAX: failures change the speed of a run, never the run.
 
-Each name is imported when it is first used, and JAX with the first one that needs it: the commands start without it.
+Each name is imported when it is first used, and JAX with the first name that needs it: the commands start without it.
 """
 
 import importlib as _importlib

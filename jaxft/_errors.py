@@ -4,12 +4,13 @@ from typing import ClassVar
 
 
 class JaxftError(Exception):
-    """Base of all errors of jaxft. The message says what happened, where, and what to do.
+    """Base of all errors of jaxft. The message has what happened, where, and what to do.
 
     Attributes:
         exit_status: the status with which a program should end that this error ends: what starts it then knows
-            whether to start it again. `jaxft launch` gives it to programs that do not catch the error; one that does,
-            to log it, ends with `sys.exit(error.exit_status)`. Here 75: start me again (EX_TEMPFAIL of sysexits.h).
+            whether to start it again. `jaxft launch` gives it to programs that do not catch the error; a program that
+            does, to log it, ends with `sys.exit(error.exit_status)`. Here 75: start me again (EX_TEMPFAIL of
+            sysexits.h).
     """
 
     exit_status: ClassVar[int] = 75
@@ -61,7 +62,7 @@ class NotSaved(JaxftError):
 
 
 class Diverged(JaxftError):
-    """The groups' states differ, and no majority tells which one is right."""
+    """The groups' states differ without a majority."""
 
 
 class NonFinite(JaxftError):
@@ -69,7 +70,7 @@ class NonFinite(JaxftError):
 
 
 class JobHalted(JaxftError):
-    """The coordinator has stopped the job for all its groups; the message says why."""
+    """The coordinator has stopped the job for all its groups; the message has the reason."""
 
 
 class JobFinished(JaxftError, SystemExit):

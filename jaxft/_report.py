@@ -1,4 +1,4 @@
-"""What a group says of each step."""
+"""A group's report of each step."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,16 +27,16 @@ class HealReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What the last call of the step did, as this group saw it. Times in seconds of wall clock.
+    """The last call of the step, as this group saw it. Times in seconds of wall clock.
 
     Attributes:
-        step: committed steps after it (what `Manager.step` says).
+        step: committed steps after it, as `Manager.step`.
         attempts: how often this group tried the step; 1 without a failure, 0 if it only caught up.
         quorum_id: the quorum that committed it.
         members: the groups of that quorum, in order.
         shards: the shards that this group computed, each time it computed one. A number that stands here twice
             is work that was lost.
-        compute_s: in compute and in packing what it gave.
+        compute_s: in compute and in packing its results.
         exchange_s: connecting to the peers and summing with them.
         vote_s: from the vote to the decision.
         apply_s: in apply.
@@ -98,7 +98,7 @@ class Record:
         self.quorum_id, self.members = quorum.quorum_id, members
 
     def caught_up_with(self, metrics: Any) -> None:
-        """Leave out what this group tried before: it is of an earlier step, or did not count."""
+        """Leave out earlier attempts: they were of an earlier step, or did not count."""
         self.metrics, self.caught_up = metrics, True
         self.attempts = 0
         self.shards.clear()

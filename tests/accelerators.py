@@ -1,6 +1,6 @@
-"""CPU devices in the place of an accelerator: what is done for one can be tested without one.
+"""CPU devices in the place of an accelerator, to test without one.
 
-Memory of the kind `pinned_host` exists on CPU too, so all copies are made. Only XLA's additions are those of the CPU,
+Memory of the kind `pinned_host` exists on CPU too, so all copies are made. Only XLA's additions are the CPU's,
 which may flush denormals: values in these tests have none.
 """
 
@@ -18,7 +18,7 @@ _values = _device_sums._values
 
 
 def normal_values(dtype: str, seed: int) -> np.ndarray:
-    """What a device's additions are compared on, without denormals and the small numbers whose sums may be some."""
+    """Values to compare a device's additions on, without denormals and the small numbers whose sums may be some."""
     found = _values(dtype, seed)
     if np.dtype(dtype).kind in "iu":
         return found
@@ -28,9 +28,9 @@ def normal_values(dtype: str, seed: int) -> np.ndarray:
 
 
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
-    (_host_copies, "_has_memory", lambda platform: True),
+    (_host_copies, "_has_memory", lambda _platform: True),
     (_device_sums, "_values", normal_values),
-    (_device_sums, "_memory_stats", lambda device: {"bytes_limit": 1 << 40, "bytes_in_use": 0}),
+    (_device_sums, "_memory_stats", lambda _device: {"bytes_limit": 1 << 40, "bytes_in_use": 0}),
     (_stages, "BUCKET_BYTES", _stages.BUCKET_BYTES),
     (_stages, "MOST_BUCKETS", _stages.MOST_BUCKETS),
 )
@@ -59,8 +59,8 @@ def pretended(*, bucket_bytes: int = _stages.BUCKET_BYTES) -> Iterator[None]:
     try:
         yield
     finally:
-        for (module, name, _), one in zip(_REPLACED, before, strict=True):
-            setattr(module, name, one)
+        for (module, name, _), original in zip(_REPLACED, before, strict=True):
+            setattr(module, name, original)
         _forget()
 
 

@@ -125,12 +125,12 @@ class Imports:
 
 
 def room_of(module: str) -> str:
-    """Return the package below the distribution's package; modules beside packages are rooms themselves."""
+    """Return the package below the distribution's package; modules next to packages are rooms themselves."""
     return ".".join(module.split(".")[:2])
 
 
 def imports() -> Imports:
-    """Return the imports between rooms, with those in functions and those for type checkers."""
+    """Return the imports between rooms, also in functions and for type checkers."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     # A package's own __init__ is the front of the distribution, not a room that others stand on.
     modules = [module for module in graph.modules if module not in PACKAGES and "_pb2" not in module]

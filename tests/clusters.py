@@ -1,4 +1,4 @@
-"""Starts a coordinator and groups as real processes, and reads what they write."""
+"""Starts a coordinator and groups as real processes, and reads their output."""
 
 import fcntl
 import hashlib
@@ -57,7 +57,7 @@ class Worker:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def says(self, text: str) -> bool:
+    def logged(self, text: str) -> bool:
         return text in self.log()
 
 
@@ -71,7 +71,7 @@ class Cluster:
     coordinator_log: Path = Path()
     # The coordinator's host, and the network namespace of a host by its name, for tests in separate networks.
     host: str = "localhost"
-    namespace: Callable[[str], str] = lambda name: ""
+    namespace: Callable[[str], str] = lambda _name: ""
     # Of groups in fresh interpreters.
     environment: dict[str, str] = field(default_factory=lambda: {"JAX_PLATFORMS": "cpu"})
 
@@ -157,7 +157,7 @@ class Cluster:
         assert worker.process.returncode == -signal.SIGKILL, worker.log()
 
     def until_lost(self, *groups: str) -> None:
-        """Wait until the coordinator knows that processes are dead: one that starts now must not count on them."""
+        """Wait until the coordinator knows that processes are dead: new processes must not count on them."""
 
         def is_lost(group: str) -> bool:
             log = self.coordinator_log.read_text()
@@ -204,7 +204,7 @@ def started_fresh(command: tuple[str, ...], log_path: Path, **variables: str) ->
 
 
 def digest_alone(steps: int, *flags: str) -> str:
-    """The digest of the same training after so many steps, alone and without a failure.
+    """The digest of the same training after `steps` steps, alone and without a failure.
 
     One run serves all tests that are content with `ALONE_STEPS`, or, with the same flags, with `FLAGGED_STEPS`. The
     one without flags runs in a fresh interpreter and compiles everything itself: if groups agree with it, sharing

@@ -18,7 +18,7 @@ os.environ.pop("JAXFT_TLS_CA", None)
 os.environ.pop("JAXFT_TLS_CERT", None)
 os.environ.pop("JAXFT_TLS_KEY", None)
 
-# The variables of a `make` that runs the tests would be those of each `make` that a test runs.
+# Each `make` that a test runs would inherit the variables of the `make` that runs the tests.
 os.environ.pop("MAKEFLAGS", None)
 os.environ.pop("MAKEOVERRIDES", None)
 os.environ.pop("PYTHON", None)
@@ -37,7 +37,7 @@ from jaxft_protocol.host.admission import RateLimitFilter
 
 from tests import dealing, parts, patience, shared
 
-# Coordinators in tests listen as those of users do.
+# Coordinators in tests listen as users' do.
 choose_listener()
 
 jax.config.update("jax_platforms", "cpu")
@@ -61,11 +61,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell that runs the tests in the background has them, and what they start, ignore Ctrl-C.
+        # A shell that runs the tests in the background has them, and their children, ignore Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # Under nohup: the tests go on, but what they start does not inherit that it ignores a closed terminal.
-        signal.signal(signal.SIGHUP, lambda number, frame: None)
+        # Under nohup: the tests go on, but their children do not inherit that.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     if not hasattr(config, "workerinput"):  # the process that starts the workers, or the only one
         shared.make()
         config.add_cleanup(shared.remove)
@@ -80,18 +80,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(part)
 
 
-@pytest.hookimpl(trylast=True)  # after `-m` has left out what is not to run
+@pytest.hookimpl(trylast=True)  # after `-m` has left out tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each worker of pytest-xdist start with its share of the tests that mostly wait for other processes.
 
-    They are the longest, so none of them begins last; those that compute fill the end, and are stolen in halves.
+    They are the longest, so none of them begins last; tests that compute fill the end, and are stolen in halves.
     """
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     items[:] = dealing.dealt(items, workers)
 
 
 def pytest_collection_finish() -> None:
-    """Keep what is there before the first test out of collections: the modules and tests that stay to the end.
+    """Keep all objects from before the first test out of collections: modules and tests stay to the end.
 
     There are 400,000 such objects, and a full collection would visit them all: a quarter of a second.
     """
@@ -121,7 +121,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     wanted = marker is not None and marker.args != (False,)
     if jax.config.read("jax_disable_most_optimizations") == wanted:
         return
-    jax.clear_caches()  # no test uses what was compiled in the other way
+    jax.clear_caches()  # no test uses programs that were compiled in the other way
     jax.config.update("jax_disable_most_optimizations", wanted)
 
 
@@ -137,11 +137,11 @@ def pytest_timeout_set_timer(item: Any, settings: Any) -> bool:
     def cancel() -> None:
         for each in cancels:
             each()
-        signal.signal(signal.SIGALRM, lambda number, frame: None)  # it may be on its way
+        signal.signal(signal.SIGALRM, lambda _number, _frame: None)  # it may be on its way
 
     main = threading.main_thread().ident
     assert main is not None
-    signal.signal(signal.SIGALRM, lambda number, frame: pytest_timeout.timeout_sigalrm(item, settings))
+    signal.signal(signal.SIGALRM, lambda _number, _frame: pytest_timeout.timeout_sigalrm(item, settings))
     cancels = [patience.alarm(settings.timeout, ring)]
     item.cancel_timeout = cancel
     return True
@@ -160,7 +160,7 @@ def _what_ctrl_c_does() -> tuple[object, ...]:
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_stays_as_it_was() -> Iterator[None]:
-    """Fail the test that changes what Ctrl-C does, instead of one that needs it later in the same process."""
+    """Fail the test that changes what Ctrl-C does, instead of a later test that needs it in the same process."""
     before = _what_ctrl_c_does()
     yield
     assert before == _what_ctrl_c_does() == (signal.default_int_handler, set(), -1, True)
@@ -171,6 +171,6 @@ def _rate_limits_begin_again() -> None:
     """Start each test with unused rate limits of logs, whatever a flood before it has logged."""
     for logger in list(logging.Logger.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger):
-            for one in logger.filters:
-                if isinstance(one, RateLimitFilter):
-                    one.__init__()
+            for each in logger.filters:
+                if isinstance(each, RateLimitFilter):
+                    each.__init__()

@@ -1,4 +1,4 @@
-"""The order of the tests: each worker of pytest-xdist begins with its part of those that wait for processes."""
+"""The order of the tests: each worker of pytest-xdist begins with its part of the tests that wait for processes."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ LONG, SHORT = 5, 1
 
 
 def dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
-    """Return all items, such that each of so many equal slices begins with its part of those that wait.
+    """Return all items, such that each of equal slices begins with its part of the tests that wait.
 
     pytest-xdist (--dist worksteal) gives each worker a slice. Tests of one file stay together: they share fixtures.
     """

@@ -1,4 +1,4 @@
-"""Processes forked from one that has JAX and jaxft imported: a fresh interpreter would spend two seconds on that.
+"""Processes forked from a parent that has JAX and jaxft imported: a fresh interpreter needs two seconds for that.
 
 Each is a real process, with its own address space, threads, sockets and backend: the process that they are forked
 from has imported modules, and started no thread and no backend. `Script` is a process as `subprocess.Popen` shows
@@ -46,9 +46,9 @@ class Script:
 
     Args:
         program: the path of a script, or the name of a module.
-        namespace: the network namespace that it runs in, by the name that `ip netns` knows; "": that of the tests.
-        variables: of its environment, beside those of the tests.
-        folder: its working folder; by default that of the tests.
+        namespace: the network namespace that it runs in, by the name that `ip netns` knows; "": the tests' own.
+        variables: of its environment, besides the tests'.
+        folder: its working folder; by default the tests'.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Script:
         folder: Path = Path(),
         **jax_config: Any,
     ) -> None:
-        log.write_bytes(b"")  # what an earlier process wrote must not be taken for its own
+        log.write_bytes(b"")  # an earlier process's output must not be taken for its own
         environment = {**os.environ, **variables}
         process = _context.Process(
             target=_become,
@@ -89,7 +89,7 @@ class Script:
         return cast(int, self._process.exitcode)
 
     def send_signal(self, number: int) -> None:
-        # The fork server has reaped a process for a moment before it says so.
+        # The fork server has reaped a process for a moment before it reports it.
         with contextlib.suppress(ProcessLookupError):
             if self.poll() is None:
                 os.kill(self.pid, number)
@@ -102,14 +102,14 @@ class Script:
 
 
 def _enter(namespace: str) -> None:
-    """Have this thread, and those that it starts, see only the network of a namespace. Needs Linux, and root."""
+    """Have this thread, and its children, see only the network of a namespace. Needs Linux, and root."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/run/netns", namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
 
 
-def _become(
+def _become(  # noqa: PLR0913 (as the context of a process hands them on)
     program: Path | str,
     arguments: list[str],
     log: Path,
@@ -150,7 +150,7 @@ class Actor:
         theirs.close()
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Have a method called; `answer` returns what it returns."""
+        """Have a method called; `answer` returns its result."""
         self._pipe.send((name, arguments))
 
     def answer(self) -> Any:

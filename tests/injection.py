@@ -1,4 +1,4 @@
-"""Has system calls of a process fail, or the process die at one of them: the words to put before its command."""
+"""Has system calls of a process fail, or the process die at a call: the words to put before its command."""
 
 import contextlib
 import functools
@@ -13,20 +13,20 @@ from tests import patience
 
 def failing(*injections: str) -> tuple[str, ...]:
     """`strace`, with injections as its manual describes them, such as "fdatasync:error=EIO:when=3+5"."""
-    calls = ",".join(dict.fromkeys(one.partition(":")[0] for one in injections))
-    words = [word for one in injections for word in ("-e", f"inject={one}")]
+    calls = ",".join(dict.fromkeys(each.partition(":")[0] for each in injections))
+    words = [word for each in injections for word in ("-e", f"inject={each}")]
     # The interpreter writes and renames files of bytecode, which would count.
     quiet = ("env", "PYTHONDONTWRITEBYTECODE=1", "strace", "-D", "-f", "-qq", "-o", "/dev/null")
     # It stops the process at these calls alone, but then sends no signals.
-    fast = () if any("signal=" in one for one in injections) else ("--seccomp-bpf",)
+    fast = () if any("signal=" in each for each in injections) else ("--seccomp-bpf",)
     return (*quiet, *fast, "-e", f"trace={calls}", *words)
 
 
 @contextlib.contextmanager
 def attached(pid: int, *injections: str) -> Iterator[None]:
     """Within the context, calls of a process that runs already fail. Counts begin now, in each thread."""
-    calls = ",".join(dict.fromkeys(one.partition(":")[0] for one in injections))
-    words = [word for one in injections for word in ("-e", f"inject={one}")]
+    calls = ",".join(dict.fromkeys(each.partition(":")[0] for each in injections))
+    words = [word for each in injections for word in ("-e", f"inject={each}")]
     command = ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={calls}", *words, "-p", str(pid)]
     threads = [*Path(f"/proc/{pid}/task").iterdir()]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as tracer:

@@ -20,7 +20,7 @@ def interrupt() -> None:
 
 @contextlib.contextmanager
 def interrupted() -> Iterator[None]:
-    """What is done within is expected to end by a KeyboardInterrupt."""
+    """The block is expected to end by a KeyboardInterrupt."""
     gc.disable()
     try:
         with pytest.raises(KeyboardInterrupt):

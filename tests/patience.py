@@ -1,4 +1,4 @@
-"""Deadlines that follow what the machine gives: load makes a test slow, not red.
+"""Deadlines that follow the machine's speed: load makes a test slow, not red.
 
 Theory of operation. `machine_s` is a clock. It runs with the wall's clock while the machine has a core for every
 thread that wants to run. When `runnable` threads share `cores` cores it runs at `cores / runnable` of that rate, and
@@ -10,8 +10,8 @@ cores. No load stretches a deadline beyond `MOST_STRETCH` times its length: a te
 
 Two kinds of deadline are in the tests:
 
-* waits of the test itself: `until`, `run`, `communicate`, `wait_for`, ... measure machine time, and say for what they
-  waited;
+* waits of the test itself: `until`, `run`, `communicate`, `wait_for`, ... measure machine time, and name for what
+  they waited;
 * deadlines that the code under test takes (`deadline_s=`, `timeout_s=`) are on the wall's clock. Where such a
   deadline only guards against a hang, it is `far()` or `FAR_S`, and the guard of the whole test (conftest.py) ends
   the hang.
@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# A wait within a test: ten times what the slowest of them takes on a quiet machine.
+# A wait within a test: ten times the slowest of them on a quiet machine.
 LIMIT_S = 60.0
 # For deadlines of the code under test that only guard against a hang. The test's own guard comes first.
 FAR_S = 3600.0
@@ -49,7 +49,7 @@ class TooLong(AssertionError):
     """A wait of a test took longer than its limit."""
 
 
-# What runs beside a nicer process gets so much more for each step (sched_prio_to_weight in Linux).
+# The share that a process gains for each step of a nicer neighbour (sched_prio_to_weight in Linux).
 _NICE = os.nice(0)
 
 
@@ -132,7 +132,7 @@ def _cores() -> int:
 
 
 def _opened(path: str) -> int:
-    """A descriptor that stays open: some tests count those of their process. -1 if there is no such file."""
+    """A descriptor that stays open: some tests count their process's. -1 if there is no such file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -143,14 +143,14 @@ _LOADAVG, _STAT = _opened("/proc/loadavg"), _opened("/proc/stat")
 
 
 def _runnable() -> int:
-    """How many threads run or wait for a core, the one that asks among them."""
+    """How many threads run or wait for a core, the asking thread among them."""
     if _LOADAVG < 0:
         return 1
     return int(os.pread(_LOADAVG, 200, 0).split()[3].partition(b"/")[0])
 
 
 def _cpu_ticks() -> tuple[int, int]:
-    """The ticks of all cores since the machine started: all of them, and those that a hypervisor took away."""
+    """The ticks of all cores since the machine started: all of them, and the ticks that a hypervisor took away."""
     if _STAT < 0:
         return 0, 0
     fields = [int(field) for field in os.pread(_STAT, 400, 0).split(b"\n", 1)[0].split()[1:9]]
@@ -163,7 +163,7 @@ alarm = _clock.alarm
 
 
 def stretched(seconds: float) -> float:
-    """So many seconds of the wall's clock, or more by as much as the machine has been slow lately.
+    """Seconds of the wall's clock, or more by as much as the machine has been slow lately.
 
     For bounds on what others have measured on the wall's clock.
     """
@@ -186,7 +186,7 @@ def until(
 
     Args:
         condition: asked again and again.
-        what: what is waited for, for the message.
+        what: names the wait, for the message.
         context: what else the message should show, such as logs.
     """
     over_s = machine_s() + limit_s
@@ -198,7 +198,7 @@ def until(
 
 
 def call(function: Callable[[], T], what: str = "a call to return", *, limit_s: float = LIMIT_S) -> T:
-    """Return what `function` returns or raise what it raises, or fail if it does neither in time.
+    """Return the result of `function` or raise its exception, or fail if there is neither in time.
 
     It runs in a daemon thread, so that a call that hangs does not hang the test.
     """
@@ -244,11 +244,11 @@ def wait(process: "subprocess.Popen[Any]", *, limit_s: float = LIMIT_S) -> int:
 
 
 def communicate(
-    process: "subprocess.Popen[Any]", said: Any = None, *, limit_s: float = LIMIT_S
+    process: "subprocess.Popen[Any]", given: Any = None, *, limit_s: float = LIMIT_S
 ) -> tuple[Any, Any]:
-    """As `process.communicate`: say `said` and return what it writes until it ends; kill it if it takes too long."""
+    """As `process.communicate`: send `given` and return its output until it ends; kill it if it takes too long."""
     with _bounded(process, limit_s):
-        return process.communicate(said)
+        return process.communicate(given)
 
 
 @contextlib.contextmanager
@@ -298,7 +298,7 @@ async def until_async(
     limit_s: float = LIMIT_S,
     context: Callable[[], str] = str,
 ) -> T:
-    """As `until`, while the loop goes on."""
+    """As `until`, while the loop runs."""
     over_s = machine_s() + limit_s
     while not (found := condition()):
         if machine_s() >= over_s:

@@ -1,4 +1,4 @@
-"""A folder that all processes of a test run share: what is expensive is made once."""
+"""A folder that all processes of a test run share: expensive things are made once."""
 
 import os
 import shutil

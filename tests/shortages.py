@@ -1,4 +1,4 @@
-"""Takes from this process what the system gives, for a while."""
+"""Takes the system's resources from this process, for a while."""
 
 import os
 import resource
@@ -15,7 +15,7 @@ Allow = Callable[[], object]
 
 @contextmanager
 def no_descriptors() -> Iterator[Allow]:
-    """Within the context, this process can open no descriptor, until what it yields is called."""
+    """Within the context, this process can open no descriptor, until its value is called."""
     socket.getaddrinfo("127.0.0.1", 1)  # Python imports a module for the first one
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -32,7 +32,7 @@ def no_descriptors() -> Iterator[Allow]:
 
 @contextmanager
 def no_threads() -> Iterator[Allow]:
-    """Within the context, this process can start no thread, until what it yields is called."""
+    """Within the context, this process can start no thread, until its value is called."""
     before = threading.stack_size(1 << 60)  # there is no address space for it
     try:
         yield lambda: threading.stack_size(before)
@@ -49,7 +49,7 @@ def no_thread_at_first(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     def refuse_once(thread: threading.Thread) -> None:
         if thread in spent:
-            raise RuntimeError("thread already started")  # as Python 3.13 says
+            raise RuntimeError("thread already started")  # as in Python 3.13
         if thread.name.startswith("jaxft-") and thread.name not in refused:
             refused.add(thread.name)
             spent.append(thread)

@@ -1,4 +1,4 @@
-"""Train steps with several exchanges, each for any `mean`: `jaxft.pmean`, or that of JAX over a named axis."""
+"""Train steps with several exchanges, each for any `mean`: `jaxft.pmean`, or JAX's over a named axis."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -113,7 +113,7 @@ def _thrice(mean: Mean) -> Callable[..., tuple[Any, Any]]:
 
 
 def _contrastive(mean: Mean) -> Callable[..., tuple[Any, Any]]:
-    """Each row is compared with those of all shards: the loss gathers them, and its gradient scatters their sum."""
+    """Each row is compared with the rows of all shards: the loss gathers them, its gradient scatters their sum."""
 
     def loss(weights: list[jax.Array], batch: Batch) -> jax.Array:
         x, y = batch

@@ -337,7 +337,7 @@ def program_digest(model: Model) -> str:
     state_specs, batch_specs = specs(state, batch)
     step = model.step(jaxft.pmean)
     traced = trace_step(step, (state_specs, state_tree), (batch_specs, batch_tree))
-    parts = cut(traced.jaxpr, (traced.state_labels, traced.batch_labels), lambda old, new: True)
+    parts = cut(traced.jaxpr, (traced.state_labels, traced.batch_labels), lambda _old, _new: True)
     return fingerprint_of(parts.programs)
 
 
@@ -363,5 +363,5 @@ def bits(tree: Any) -> list[bytes]:
 
 
 def mostly_long(values: Iterable[Any], *kept: Any) -> list[Any]:
-    """Parameters of a test, of which `make test` runs those of `kept` alone, and `make test-long` the others."""
+    """Parameters of a test, of which `make test` runs `kept` alone, and `make test-long` the others."""
     return [value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -1,4 +1,4 @@
-"""Each package declares what it imports, and declares nothing that it does not use."""
+"""Each package declares its imports, and declares nothing that it does not use."""
 
 import ast
 import functools
@@ -20,7 +20,7 @@ PACKAGES = {
     "jaxft-launch": ("launcher", "jaxft_launch"),
     "jaxft-protocol": ("protocol", "jaxft_protocol"),
 }
-# Imported only where the user has installed it, for what needs it: (distribution, what it imports) -> the extra.
+# Imported only where the user has installed it, for a feature: (distribution, its import) -> the extra.
 EXTRAS = {
     ("jaxft", "orbax-checkpoint"): "checkpoints",
     ("jaxft-coordinator", "aetcd"): "etcd",

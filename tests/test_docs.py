@@ -15,7 +15,7 @@ PAGES = [
     *sorted(ROOT.glob("*/README.md")),
     *sorted(ROOT.glob("examples/*/README.md")),
 ]
-# Of the repository: a path in backticks that begins in one of these folders.
+# Of the repository: a path in backticks that begins in a folder of these.
 PATH = re.compile(
     r"`((?:protocol|coordinator|jaxft|docs|tests|examples|benchmarks|deploy)/[\w./-]+)(?:::\w+)?`"
 )

@@ -1,4 +1,4 @@
-"""What is left of a host's memory, and of a container's."""
+"""The rest of a host's memory, and of a container's."""
 
 from pathlib import Path
 

@@ -18,7 +18,7 @@ NOWHERE = ("--http", "http://localhost:1")
 HEAVY = {"jax", "jaxlib", "numpy", "ml_dtypes", "flax", "orbax", "grpc", "google", "cryptography"}
 WEB = {"uvicorn", "starlette", "prometheus_client"}
 
-# Runs `sys.argv[2:]` as a command whose main is `sys.argv[1]`, and prints what it has imported.
+# Runs `sys.argv[2:]` as a command whose main is `sys.argv[1]`, and prints its imports.
 COMMAND = """
 import contextlib, importlib, io, sys
 name, *words = sys.argv[1:]
@@ -31,7 +31,7 @@ print(*{name.partition(".")[0] for name in sys.modules})
 
 
 def imported(source: str, *words: str, cwd: Path | None = None) -> set[str]:
-    """The packages that a program says it has imported."""
+    """The packages that a program reports as imported."""
     done = patience.run(
         [sys.executable, "-c", source, *words], capture_output=True, text=True, limit_s=PATIENCE_S, cwd=cwd
     )

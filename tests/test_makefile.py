@@ -57,7 +57,7 @@ def test_another_version_of_python_is_refused_with_what_to_do(tmp_path: Path) ->
 
 
 def test_what_setup_installs_is_compiled() -> None:
-    """Where Python writes no bytecode, each of the many processes of a test would compile what it imports."""
+    """Where Python writes no bytecode, each of the many processes of a test would compile its imports."""
     for package in ("jax", "grpc", "numpy"):
         spec = importlib.util.find_spec(package)
         assert spec is not None

@@ -91,15 +91,15 @@ def test_a_process_that_hangs_is_killed() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             patience.wait(process, limit_s=0.2)
         assert process.wait() == -9
-    done = patience.run([sys.executable, "-S", "-c", "print('said')"], stdout=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stdout) == (0, "said\n")
+    done = patience.run([sys.executable, "-S", "-c", "print('written')"], stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (0, "written\n")
 
 
 def test_what_is_said_to_a_process_arrives_once() -> None:
     echo = [sys.executable, "-S", "-c", "import sys, time; time.sleep(0.3); print(sys.stdin.read())"]
     with subprocess.Popen(echo, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        said, _ = patience.communicate(process, "word " * 100_000)
-    assert said == "word " * 100_000 + "\n"
+        logged, _ = patience.communicate(process, "word " * 100_000)
+    assert logged == "word " * 100_000 + "\n"
 
 
 def test_a_coroutine_that_hangs_is_cancelled() -> None:

@@ -33,7 +33,7 @@ def train_step(w: Any, batch: Any) -> tuple[Any, Any]:
 
 
 def run(address: str, group: str, written: list[tuple[int, float]]) -> jax.Array:
-    """Run the loop in a group of this name; what it prints goes to `written`."""
+    """Run the loop in a group of this name; its output goes to `written`."""
 
     def manager(coordinator: str, **arguments: Any) -> jaxft.Manager:
         assert (coordinator, arguments) == ("coordinator:29510", {"group": "group-0"})
@@ -91,7 +91,7 @@ def test_the_loop_of_the_page_runs_in_two_groups(tmp_path: Path) -> None:
 
 
 class Jumping:
-    """A Manager and its step in one, whose calls come back at later steps, as those that heal do."""
+    """A Manager and its step in one, whose calls come back at later steps, as after heals."""
 
     def __init__(self, jumps: dict[int, int]) -> None:
         self.step, self.is_writer, self._jumps = 0, True, jumps
@@ -102,14 +102,14 @@ class Jumping:
     def __exit__(self, *error: object) -> None:
         return
 
-    def join(self, state: Any, batches: Any) -> Any:
+    def join(self, state: Any, _batches: Any) -> Any:
         return state
 
     def steps(self, total: int) -> Iterator[int]:
         while self.step < total:
             yield self.step
 
-    def __call__(self, state: Any, batches: Any) -> Any:
+    def __call__(self, state: Any, _batches: Any) -> Any:
         self.step = self._jumps.get(self.step, self.step + 1)
         return state, {"loss": 0.5}
 

@@ -36,7 +36,7 @@ def lines() -> list[str]:
 
 
 def ran(signs: str, **own: Any) -> dict[str, Any]:
-    """Run one side of the diff: the lines that begin with one of these signs."""
+    """Run one side of the diff: the lines that begin with these signs."""
     import optax
 
     optimizer, params = optax.sgd(0.1), jnp.zeros(3)

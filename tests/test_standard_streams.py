@@ -16,7 +16,7 @@ ALL = "<&- >&- 2>&-"
 COORDINATOR = (sys.executable, "-m", "jaxft_coordinator")
 JAXFT = (sys.executable, "-m", "jaxft_launch")
 
-# What a program finds whose streams were closed: the files behind 0 to 2, the streams, and the number of a new file.
+# Printed by a program whose streams were closed: the files behind 0 to 2, the streams, and the number of a new file.
 OPENED = """
 import os, sys
 from jaxft_protocol.host.standard_streams import open_closed_streams
@@ -51,7 +51,7 @@ def test_an_open_stream_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "closed", [ALL, *(pytest.param(one, marks=pytest.mark.long) for one in (">&-", "2>&-"))]
+    "closed", [ALL, *(pytest.param(each, marks=pytest.mark.long) for each in (">&-", "2>&-"))]
 )
 @pytest.mark.parametrize(
     ("command", "status"),
@@ -93,7 +93,7 @@ def test_a_launch_runs_without_any_stream(tmp_path: Path) -> None:
     ],
 )
 def test_a_reader_that_has_enough_is_no_error(command: tuple[str, ...], status: int) -> None:
-    """As `jaxft doctor | head -1`. The status is that of a program that SIGPIPE has ended, unless it was done."""
+    """As `jaxft doctor | head -1`. The status is as after SIGPIPE, unless the command was done."""
     ours, theirs = os.pipe()
     os.close(ours)
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -19,7 +19,7 @@ _tell: ContextVar[Callable[[], None] | None] = ContextVar("jaxft_progress", defa
 def one_caller(within: dict[str, threading.Thread]) -> None:
     """Note that this thread begins a call: a second call, with a state that is consumed, could only harm the first.
 
-    What an interrupted call has left behind does not stop its thread.
+    The remains of an interrupted call do not stop its thread.
 
     Raises:
         ConfigurationError: another thread is in a call.
@@ -39,7 +39,7 @@ def one_caller(within: dict[str, threading.Thread]) -> None:
 
 @contextlib.contextmanager
 def ctrl_c_later() -> Iterator[None]:
-    """Within the context, Ctrl-C does not interrupt this thread. One that came is taken at its end."""
+    """Within the context, Ctrl-C does not interrupt this thread. Ctrl-C that came meanwhile is taken at its end."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is None:
         yield  # signals do not interrupt it, or only in C
         return
@@ -54,7 +54,7 @@ def ctrl_c_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told(tell: Callable[[], None]) -> Iterator[None]:
+def reporting(tell: Callable[[], None]) -> Iterator[None]:
     """Within the context, `got_on` calls `tell`."""
     token = _tell.set(tell)
     try:

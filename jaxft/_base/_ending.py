@@ -1,7 +1,7 @@
-"""How a rank of several ends: at once, and with a status that says why.
+"""How a rank of several ends: at once, and with a status for the reason.
 
 JAX's exit handler waits for all ranks of its group (`jax.distributed.shutdown`), 300 s at most, and aborts this
-process if one of them has ended before. Either way, the status of a program that has failed in one rank would be
+process if another rank has ended before. Either way, the status of a program that has failed in one rank would be
 lost, and with it what its supervisor has to do.
 """
 

@@ -8,7 +8,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
-    """The host memory that this process can still get, with the limit of its container; None if nothing tells."""
+    """The host memory that this process can still get, with the limit of its container; None if unknown."""
     found: list[int] = []
     with contextlib.suppress(OSError, TypeError, ValueError):
         found.append(1024 * _number(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text()))
@@ -21,4 +21,4 @@ def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | Non
 
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text, re.MULTILINE)
-    return int(found[1])  # pyright: ignore[reportOptionalSubscript] (a TypeError says that it is not there)
+    return int(found[1])  # pyright: ignore[reportOptionalSubscript] (a TypeError if it is not there)

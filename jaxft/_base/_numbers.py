@@ -7,7 +7,7 @@ from jaxft._errors import ConfigurationError
 
 
 def whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `value` as an int, also if it is one of numpy.
+    """Return `value` as an int, also an integer of numpy.
 
     Raises:
         ConfigurationError: it is a bool or not a whole number, less than `least`, or more than `most`.

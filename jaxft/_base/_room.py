@@ -29,7 +29,7 @@ def once_there_is_room(make: Callable[[], T]) -> T:
     """Return what `make` opens or starts. If there is no room for it, try again for a while.
 
     Raises:
-        OSError: there was no descriptor, or no memory, for so long; it says what to do.
+        OSError: there was no descriptor, or no memory, in that time; the text has the advice.
         RuntimeError: the same for a thread.
     """
     begun_s, say_after_s, pause_s = time.monotonic(), _SAY_AFTER_S, _FIRST_PAUSE_S
@@ -54,11 +54,11 @@ def start_thread(target: Callable[..., object], *arguments: object, name: str) -
     """Start a daemon thread and return it. If there is no room for it, try again for a while.
 
     Raises:
-        RuntimeError: there was none for so long; it says what to do.
+        RuntimeError: there was none in that time; the text has the advice.
     """
 
     def start() -> threading.Thread:
-        # A new one each time: Python 3.13 takes one that it could not start for one that runs.
+        # A new thread each time: Python 3.13 believes that a thread which failed to start runs.
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         thread.start()
         return thread
@@ -78,7 +78,7 @@ def _explained(error: OSError | RuntimeError, waited_s: float) -> OSError | Runt
     if isinstance(error, OSError):
         return OSError(
             error.errno,
-            f"{_text(error)}, for {waited_s:.1f} s. {MORE_DESCRIPTORS}; `ls -l /proc/PID/fd` shows what is open",
+            f"{_text(error)}, for {waited_s:.1f} s. {MORE_DESCRIPTORS}; `ls -l /proc/PID/fd` shows the open files",
         )
     return RuntimeError(
         f"{_text(error)}, for {waited_s:.1f} s. If that is a limit on processes (`ulimit -u`, TasksMax= of systemd, "

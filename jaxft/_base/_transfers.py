@@ -1,6 +1,6 @@
-"""What jaxft moves between host and devices is meant, also where a program forbids what it has not asked for."""
+"""jaxft's own transfers between host and devices, allowed also where a program forbids implicit transfers."""
 
 import jax
 
-# For what is called in the program's own threads, under `jax.transfer_guard("disallow")`.
+# For calls in the program's own threads, under `jax.transfer_guard("disallow")`.
 MAY_TRANSFER = jax.transfer_guard("allow")

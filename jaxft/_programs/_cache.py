@@ -176,7 +176,7 @@ def check_repeatable(built: Programs, reference: Programs) -> None:
     if built.contribution == reference.contribution and same_apply:
         return
     raise StepError(
-        "What the step averages, or what it does with the means, depends on the batch's structure, shape or "
+        "An averaged value, or its use, depends on the batch's structure, shape or "
         "placement or on a static argument: it differs from that of an earlier call"
         f"{_other_values(built, reference)}. Every group must be able to repeat a step from the state and the means "
         "alone, whatever they came from. Do what depends on the batch (such as dividing by its size) before "

@@ -1,4 +1,4 @@
-"""Orders of rank 0, and what the other ranks report, as messages."""
+"""Orders of rank 0, and reports of the other ranks, as messages."""
 
 from jaxft_protocol import wire
 from jaxft_protocol.messages import Heal, NewQuorum, QuorumId, Step

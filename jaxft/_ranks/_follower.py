@@ -1,6 +1,6 @@
 """A rank of a group of several processes that is not its rank 0.
 
-It has no stream to the coordinator. `Follower` gives the runner what a session gives it in rank 0; events that the
+It has no stream to the coordinator. `Follower` stands in for rank 0's session; events that the
 runner posts go nowhere, because rank 0 posts the same for the whole group.
 """
 
@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from jaxft_protocol.messages import HistoryId, NewQuorum, QuorumId, Step, Stripe
@@ -23,7 +24,7 @@ from jaxft_protocol.wire import WireError
 
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_failure, decode_order, encode_outcome
-from jaxft._ranks._link import Life, Link, leader_message
+from jaxft._ranks._link import Life, Link, Silence, Traffic, leader_message
 from jaxft._ranks._outside import Awaited, Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._report import StepReport
@@ -42,37 +43,40 @@ class Pins(Protocol):
     def release(self, heal_id: int) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A rank among the ranks of its group; `address`: where the same rank of other groups reaches it."""
+
+    rank: int
+    size: int
+    address: str
+
+
 class Follower:
     """The link to rank 0, in place of a session with the coordinator.
 
     Args:
         connection: to rank 0; owned.
         life: the second connection to it, for signs of life.
-        rank: this process's rank.
-        size: the number of ranks.
-        address: where the same rank of other groups reaches this one.
-        pins: keeps states for joiners, as rank 0 says.
-        silence_s: how long rank 0 may be silent.
-        first_s: how long it may be until its first message: it waits for the slowest of the other ranks.
+        place: of this process in its group.
+        pins: keeps states for joiners, on rank 0's order.
+        silence: how long rank 0 may be silent; before its first message it waits for the slowest other rank.
         name: this group's name, for logs.
     """
 
     def __init__(
         self,
         connection: Connection,
+        place: Place,
+        pins: Pins,
+        silence: Silence,
         *,
         life: Life | None = None,
-        rank: int,
-        size: int,
-        address: str,
-        pins: Pins,
-        silence_s: float,
-        first_s: float,
         name: str,
     ) -> None:
-        self.rank = rank
-        self.size = size
-        self.address = address
+        self.rank = place.rank
+        self.size = place.size
+        self.address = place.address
         self.quorum: NewQuorum | None = None
         self.history = HistoryId(0)
         self.frontier: tuple[Step | None, bool] = (None, False)
@@ -82,7 +86,7 @@ class Follower:
         self._pins = pins
         # Guards the core, which events of the training thread and of the link change.
         self._changed = threading.Condition()
-        self._core = core.Follower(rank)
+        self._core = core.Follower(place.rank)
         self._abort: Abort | None = None  # of the current operation
         self._undecodable: WireError | None = None  # an order, which the training thread takes as its error
         self._settled: queue.SimpleQueue[pb.Settled] = queue.SimpleQueue()
@@ -92,21 +96,18 @@ class Follower:
         self._takes_directive = False  # the training thread waits for rank 0's next one
         self._awaited, self._waits, self._away = Awaited(), Awaited(), ""
         self._drains = False
-        self._silence_s = silence_s
+        self._silence_s = silence.seconds
         self._ended: str | None = None
         self._closed = False
         self._link = Link(
             connection,
+            Traffic(leader_message, self._hear, self._beat),
+            silence,
             life=life,
             other=0,
-            receive=leader_message,
-            handle=self._hear,
-            beat=self._beat,
-            silence_s=silence_s,
-            first_s=first_s,
             name=name,
         )
-        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=rank, address=address)))
+        self._link.send(pb.RankMessage(hello=pb.RankHello(rank=place.rank, address=place.address)))
         self._link.start()
 
     # ---- as a session ----
@@ -119,7 +120,7 @@ class Follower:
         self._drains = True
 
     def _beat(self) -> bytes:
-        waits_s = self._waits.seconds(self._takes_directive)
+        waits_s = self._waits.seconds(is_awaited=self._takes_directive)
         beat = pb.Beat(
             progress=self._progress, drains=self._drains, waits_s=waits_s, away=self._look_outside()
         )
@@ -128,7 +129,7 @@ class Follower:
     def _look_outside(self) -> str:
         """Where this rank's program stands, while rank 0 waits for it in the step."""
         orders = self._core.orders
-        awaited_s = self._awaited.seconds(bool(orders) and orders[0] != Directed(None))
+        awaited_s = self._awaited.seconds(is_awaited=bool(orders) and orders[0] != Directed(None))
         if text := self._outside.to_say("rank 0", awaited_s):
             self._away = text
             _log.warning("[jaxft %s] rank %d %s", self._name, self.rank, text)
@@ -153,27 +154,27 @@ class Follower:
             self.quorum, self.history = directive.quorum, directive.quorum.history
         return seen + 1, directive
 
-    def activity(self, directive: Directive, abort: Abort) -> contextlib.AbstractContextManager[Abort]:
+    def activity(self, _directive: Directive, abort: Abort, /) -> contextlib.AbstractContextManager[Abort]:
         return contextlib.nullcontext(abort)
 
-    def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]:
-        return self._outside.in_step(now)
+    def in_step(self, *, now: bool) -> contextlib.AbstractContextManager[None]:
+        return self._outside.in_step(now=now)
 
     def got_on(self) -> None:
         """Bytes have moved, or a shard is computed: rank 0 waits for this rank as long as it gets on."""
         self._progress += 1
 
-    def wants_digest(self, step: Step) -> bool:
+    def wants_digest(self, _step: Step, /) -> bool:
         return False  # rank 0 decides
 
-    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
+    def wait_until_left(self, _deadline_s: float, _taken: Step | None, /) -> Step | None:
         """Return the next step whose digest is needed; None once the group has left the job."""
         directive = self._take(Directed, "", "the group to leave its job").directive
         if directive is None:
             return None
         if not isinstance(directive, TakeDigest):
             raise SessionFailed(
-                f"This rank's loop has ended, but rank 0 goes on with {type(directive).__name__}: every rank must "
+                f"This rank's loop has ended, but rank 0 continues with {type(directive).__name__}: every rank must "
                 "run the same number of steps."
             )
         return directive.step
@@ -192,18 +193,18 @@ class Follower:
         self._link.send(pb.RankMessage(group_ends=pb.GroupEnds(error=error)))
         self._link.close(error)
 
-    # ---- as one of the ranks ----
+    # ---- as a rank ----
 
-    def decide(self, what: str, value: bool) -> bool:
+    def decide(self, what: str, /, *, value: bool) -> bool:  # noqa: ARG002 (rank 0's counts)
         return self._take(Decided, what, f"rank 0 to decide {what!r}").value
 
-    def choose(self, what: str, number: int) -> int:
+    def choose(self, what: str, _number: int, /) -> int:
         return self._take(Decided, what, f"rank 0 to choose {what!r}").number
 
-    def awaits_others(self, now: bool) -> None:
-        """Rank 0 tells for the whole group."""
+    def awaits_others(self, *, now: bool) -> None:
+        """Rank 0 reports for the whole group."""
 
-    def save_begins(self, number: int, folder: str) -> str:
+    def save_begins(self, number: int, _folder: str, /) -> str:
         message = self._next(self._saves, f"rank 0 to begin save {number}")
         if message.number != number:
             raise CameApart(
@@ -316,10 +317,10 @@ class Follower:
 
         return self._wait(look, what)
 
-    def _next(self, told: "queue.SimpleQueue[_M]", what: str) -> _M:
+    def _next(self, answers: "queue.SimpleQueue[_M]", what: str) -> _M:
         def look() -> _M | None:
             with contextlib.suppress(queue.Empty):
-                return told.get(timeout=_LOOK_S)
+                return answers.get(timeout=_LOOK_S)
             return None
 
         return self._wait(look, what)

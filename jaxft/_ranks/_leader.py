@@ -1,6 +1,7 @@
 """Rank 0 of a group of several processes."""
 
 import contextlib
+import functools
 import itertools
 import logging
 import queue
@@ -19,7 +20,7 @@ from jaxft_protocol.values import LongWait
 from jaxft._base._room import start_thread
 from jaxft._errors import SessionFailed
 from jaxft._ranks._directives import decode_outcome, encode_failure, encode_order
-from jaxft._ranks._link import Life, Link, rank_message
+from jaxft._ranks._link import Life, Link, Silence, Traffic, rank_message
 from jaxft._ranks._outside import Outside
 from jaxft._ranks._ranks import CameApart, Operation, Settled
 from jaxft._transport._seals import Connection
@@ -61,19 +62,18 @@ class Leader:
         self.on_drain: Callable[[], None] | None = None
         # Reports to the job that the user's code has raised in another rank; set before the first step.
         self.on_raised: Callable[[Step, str, int | None], Settled] | None = None
-        # Where rank 0's own program stands; and what other ranks have said of theirs.
+        # Where rank 0's own program stands; and where other ranks have reported theirs.
         self._outside = Outside()
         self._away = ["" for _ in connections]
         self._addresses = ["" for _ in connections]
+        beat = pb.LeaderMessage(beat=pb.Beat()).SerializeToString
         self._links = [
             Link(
                 connection,
+                Traffic(rank_message, functools.partial(self._hear, rank), beat),
+                Silence(silence_s),
                 life=life,
                 other=rank,
-                receive=rank_message,
-                handle=lambda message, rank=rank: self._hear(rank, message),
-                beat=pb.LeaderMessage(beat=pb.Beat()).SerializeToString,
-                silence_s=silence_s,
                 name=name,
             )
             for rank, (connection, life) in enumerate(itertools.zip_longest(connections, lives), 1)
@@ -103,10 +103,10 @@ class Leader:
         """Tell all ranks that the group has left its job."""
         self._order(Directed(None))
 
-    def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]:
-        return self._outside.in_step(now)
+    def in_step(self, *, now: bool) -> contextlib.AbstractContextManager[None]:
+        return self._outside.in_step(now=now)
 
-    def decide(self, what: str, value: bool) -> bool:
+    def decide(self, what: str, /, *, value: bool) -> bool:
         self._order(Decided(what, value))
         return value
 
@@ -141,7 +141,7 @@ class Leader:
             with self._changed:
                 self._abort = None
 
-    def awaits_others(self, now: bool) -> None:
+    def awaits_others(self, *, now: bool) -> None:
         self._happened(core.Awaits(now))
 
     def settle(self, own: Verdict) -> Verdict:
@@ -190,7 +190,7 @@ class Leader:
         self._send(encode_order(order))
 
     def _happened(self, event: core.Event) -> tuple[int, tuple[core.Effect, ...]]:
-        """Tell the core; return how many events it has had, and what the training thread must do."""
+        """Tell the core; return how many events it has had, and its effects for the training thread."""
         now_s = time.monotonic()
         with self._changed:
             if (abort := self._abort) is not None and abort.is_set:
@@ -260,8 +260,8 @@ class Leader:
                 self._saved[rank - 1].put(message.saved)
             case "raised":
                 # The training thread may be in a collective that never returns.
-                told = message.raised
-                start_thread(self._settle_raised, rank, told, name=f"jaxft-raised-{rank}")
+                raised = message.raised
+                start_thread(self._settle_raised, rank, raised, name=f"jaxft-raised-{rank}")
             case "group_ends":
                 self._happened(core.Ended(rank, message.group_ends.error))
                 self._links[rank - 1].expect_end(message.group_ends.error)
@@ -277,13 +277,13 @@ class Leader:
         if rank == self.size - 1 and (text := self._outside.to_say(f"rank {rank}", beat.waits_s)):
             _log.warning("[jaxft %s] rank 0 %s", self._name, text)
 
-    def _settle_raised(self, rank: int, told: pb.Raised) -> None:
+    def _settle_raised(self, rank: int, raised: pb.Raised) -> None:
         """Report another rank's exception to the job, and tell that rank what became of the step."""
         settled = Settled()
         if self.on_raised is not None:
-            shard = told.shard if told.HasField("shard") else None
+            shard = raised.shard if raised.HasField("shard") else None
             try:
-                settled = self.on_raised(Step(told.step), f"{told.text} (in rank {rank})", shard)
+                settled = self.on_raised(Step(raised.step), f"{raised.text} (in rank {rank})", shard)
             except Exception:  # top level of the thread; the other rank waits for an answer
                 _log.exception("[jaxft %s] could not report the error of rank %d", self._name, rank)
         failure = None if settled.failure is None else encode_failure(settled.failure)

@@ -62,30 +62,45 @@ class Life:
     write: Callable[[int, int, float], None] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The messages of one side of a link."""
+
+    receive: Callable[[bytes], Any]
+    """Decodes a message."""
+    handle: Callable[[Any], None]
+    """Called with each message, in the receiving thread. Must not block."""
+    beat: Callable[[], bytes]
+    """Encodes the message that this side sends all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """How long the other rank may be silent: ever, and until its first message, if that is longer."""
+
+    seconds: float
+    first_s: float = 0.0
+
+
 class Link:
     """A connection to another rank, with a thread that receives and a thread that sends beats."""
 
     def __init__(
         self,
         connection: Connection,
+        traffic: Traffic,
+        silence: Silence,
         *,
         life: Life | None = None,
         other: int,
-        receive: Callable[[bytes], Any],
-        handle: Callable[[Any], None],
-        beat: Callable[[], bytes],
-        silence_s: float,
-        first_s: float = 0.0,
         name: str,
     ) -> None:
         self.other = other
         self._connection = connection
         self._life = life
-        self._receive_message = receive
-        self._handle = handle
-        self._beat = beat
-        self._silence_s = silence_s
-        self._first_s = max(first_s, silence_s)
+        self._traffic = traffic
+        self._silence_s = silence.seconds
+        self._first_s = max(silence.first_s, silence.seconds)
         self._name = name
         self._sending = threading.Lock()
         self._closing = Abort()
@@ -104,12 +119,12 @@ class Link:
             self._threads.append(start_thread(self._life.write, *fds, BEAT_S, name=name))
 
     def send(self, message: Any) -> None:
-        """Send a message. One that cannot be sent ends the connection: without it, the ranks would come apart."""
+        """Send a message. A failure ends the connection: without the message, the ranks would come apart."""
         with self._sent_or_lost():
             self._send(message.SerializeToString())
 
     def close(self, error: str = "") -> None:
-        """End the connection, after a last message that says so, as soon as the other rank has said so too.
+        """End the connection with a last message, as soon as the other rank has sent its last message too.
 
         `error`: with which this rank ends.
         """
@@ -165,7 +180,7 @@ class Link:
     def _sent_or_lost(self) -> Iterator[None]:
         """Within the context, an error of a message that is sent has the receiving thread end, on both sides.
 
-        Not at once: the other rank may have said before why it ends.
+        Not at once: the other rank may have sent its reason before.
         """
         try:
             yield
@@ -181,7 +196,7 @@ class Link:
         while not self._other_ends.is_set():
             self._await_message(patience_s)
             data = self._read(time.monotonic() + patience_s)
-            self._handle(self._receive_message(data))
+            self._traffic.handle(self._traffic.receive(data))
             patience_s = self._silence_s
 
     def _await_message(self, patience_s: float) -> None:
@@ -191,7 +206,7 @@ class Link:
         with it.
 
         Raises:
-            TimeoutError: it has sent nothing for so long.
+            TimeoutError: it has sent nothing in that time.
         """
         silent_s, slow_s = 0.0, SLOW_WAIT_S
         self._shows_life()  # what came before does not count
@@ -246,7 +261,7 @@ class Link:
     def _beats(self) -> None:
         with self._sent_or_lost():
             while not self._leaving:
-                self._send(self._beat())
+                self._send(self._traffic.beat())
                 pause(BEAT_S, abort=self._closing)
 
     def _guarded(self, run: Callable[[], None]) -> None:
@@ -265,7 +280,7 @@ class Link:
 
 
 def end_with(name: str, other: str, why: str) -> NoReturn:
-    """End this process of group `name` at once, because it has lost the rank that `other` says."""
+    """End this process of group `name` at once, because it has lost the rank that `other` names."""
     _log.critical(
         "[jaxft %s] This rank ends with status %d, because a group shares fate: %s is lost (%s).",
         *(name, EXIT_AGAIN, other, why),
@@ -307,7 +322,7 @@ def end_if_lost(ranks: Ranks, group: str, error: BaseException | None) -> None:
 
 
 def came_from_xla(error: BaseException | None) -> bool:
-    """Return whether `error`, or what it was raised from, is a failure of a running program.
+    """Return whether `error`, or one of its causes, is a failure of a running program.
 
     One for lack of memory is not: it is this rank's own, and no other rank is gone.
     """
@@ -320,8 +335,8 @@ def came_from_xla(error: BaseException | None) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from."""
-    seen: set[int] = set()  # what it was raised from may be itself
+    """The error, and its causes."""
+    seen: set[int] = set()  # a cause may be the error itself
     while error is not None and id(error) not in seen:
         yield error
         seen.add(id(error))

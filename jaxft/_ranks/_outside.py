@@ -1,7 +1,7 @@
 """A rank's program outside of the step, while another rank of its group waits for it there.
 
 It may take any amount of time: an evaluation, a first compilation. But the other rank, and with it the group, stands
-still, and its own log can only say that it waits. So the rank that is outside says where it stands.
+still, and its own log can only say that it waits. So the rank that is outside logs where it stands.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 from jaxft_protocol.values import SLOW_WAIT_S
 
-# So many callers outside of JAX are named.
+# Callers outside of JAX that are named.
 _CALLERS = 4
 _JAX = os.path.dirname(jax.__file__)
 _COMPILES = str(Path(__file__).parents[1] / "_programs" / "_compile.py")
@@ -32,7 +32,7 @@ class Outside:
         self._mention_s = SLOW_WAIT_S
 
     @contextlib.contextmanager
-    def in_step(self, now: bool) -> Iterator[None]:
+    def in_step(self, *, now: bool) -> Iterator[None]:
         """For the training thread, which is in the step within the context, or outside of it."""
         self._thread = threading.get_ident()
         before, self._since_s = self._since_s, None if now else time.monotonic()
@@ -43,7 +43,7 @@ class Outside:
             self._since_s = None if before is None else time.monotonic()
 
     def to_say(self, other: str, awaited_s: float) -> str:
-        """Return a new text if the rank `other` has waited for long, or twice as long as when one was said last."""
+        """Return a new text if the rank `other` has waited for long, or twice as long as at the last text."""
         since_s = self._since_s
         if since_s is None or awaited_s < SLOW_WAIT_S:
             self._mention_s = SLOW_WAIT_S
@@ -52,7 +52,7 @@ class Outside:
             return ""
         self._mention_s = 2 * awaited_s
         outside_s, stack = time.monotonic() - since_s, self._stack()
-        if any(one.filename == _COMPILES for one in stack):
+        if any(frame.filename == _COMPILES for frame in stack):
             return f"compiles the step, and {other} has waited for it in the step for {awaited_s:.0f} s."
         return (
             f"has been outside of the step for {outside_s:.0f} s, and {other} has waited for it in the step for "
@@ -69,18 +69,18 @@ def _where(stack: Sequence[traceback.FrameSummary]) -> str:
     if not stack:
         return "its end"
     *callers, innermost = stack
-    own = [one for one in callers if not one.filename.startswith(_JAX)]
+    own = [frame for frame in callers if not frame.filename.startswith(_JAX)]
     frames = [innermost, *reversed(own[-_CALLERS:])]
-    return ", called from ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
+    return ", called from ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
 
 
 class Awaited:
-    """How long something has been waited for, for one that asks from time to time."""
+    """How long something has been waited for, for a caller that asks from time to time."""
 
     def __init__(self) -> None:
         self._since_s = math.inf
 
-    def seconds(self, is_awaited: bool) -> float:
+    def seconds(self, *, is_awaited: bool) -> float:
         now_s = time.monotonic()
         self._since_s = min(self._since_s, now_s) if is_awaited else math.inf
         return max(0.0, now_s - self._since_s)

@@ -1,4 +1,4 @@
-"""What the training thread of every rank asks of its group's other ranks.
+"""The questions of every rank's training thread to its group's other ranks.
 
 Every rank runs the same loop (`_replica._runner`) over the same directives, and each directive leads to the same
 operations: compute a shard, exchange, apply, fetch. Two things keep them together:
@@ -56,7 +56,7 @@ class Ranks(Protocol):
     rank: int
     size: int
 
-    def decide(self, what: str, value: bool) -> bool:
+    def decide(self, what: str, /, *, value: bool) -> bool:
         """Return rank 0's value, in every rank. `what` names the decision: it is the same in every rank.
 
         Raises:
@@ -65,18 +65,18 @@ class Ranks(Protocol):
         """
         ...
 
-    def choose(self, what: str, number: int) -> int:
+    def choose(self, what: str, number: int, /) -> int:
         """As `decide`, of a number that is not negative."""
         ...
 
-    def awaits_others(self, now: bool) -> None:
+    def awaits_others(self, *, now: bool) -> None:
         """Tell whether the training thread is in a computation of all ranks, for which another may still read data.
 
         Until it has left that, what another rank moves is the group's progress.
         """
         ...
 
-    def save_begins(self, number: int, folder: str) -> str:
+    def save_begins(self, number: int, folder: str, /) -> str:
         """For the thread that writes a checkpoint: return rank 0's folder, in every rank.
 
         Raises:
@@ -84,7 +84,7 @@ class Ranks(Protocol):
         """
         ...
 
-    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+    def save_ends(self, number: int, failure: str, /) -> Sequence[str]:
         """For that thread: tell rank 0 how this rank's part of a save went; "": it is on the disk.
 
         In rank 0: wait for all ranks, and return their failures.
@@ -97,21 +97,21 @@ class Ranks(Protocol):
     def await_loss(self) -> None:
         """A collective has failed, most likely because another rank is gone: give its link the time to notice.
 
-        If it does, this process ends here, with the status that says so.
+        If it does, this process ends here, with its own status.
         """
         ...
 
-    def operation(self, what: str, abort: Abort) -> contextlib.AbstractContextManager[Operation]:
+    def operation(self, what: str, abort: Abort, /) -> contextlib.AbstractContextManager[Operation]:
         """Within the context, `abort` is set as soon as the operation has failed in another rank."""
         ...
 
 
 class Leading(Ranks, Protocol):
-    """What the session of rank 0 tells the other ranks."""
+    """The reports of rank 0's session to the other ranks."""
 
     def direct(self, directive: Directive) -> None: ...
     def left(self) -> None: ...
-    def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]: ...
+    def in_step(self, *, now: bool) -> contextlib.AbstractContextManager[None]: ...
     def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None: ...
     def release(self, heal_id: int) -> None: ...
     def all_computed(self, quorum_id: int, step: int) -> None: ...
@@ -119,7 +119,7 @@ class Leading(Ranks, Protocol):
 
 
 class Directing(Protocol):
-    """What a training thread gets its directives from: the session in rank 0, the link to rank 0 elsewhere."""
+    """The source of a training thread's directives: the session in rank 0, the link to rank 0 elsewhere."""
 
     computed: tuple[QuorumId, Step]
 
@@ -138,11 +138,11 @@ class Directing(Protocol):
     def all_computed(self) -> tuple[QuorumId, Step]: ...
     def post(self, event: Event) -> None: ...
     def wait(self, seen: int) -> tuple[int, Directive]: ...
-    def activity(self, directive: Directive, abort: Abort) -> contextlib.AbstractContextManager[Abort]: ...
-    def in_step(self, now: bool) -> contextlib.AbstractContextManager[Any]: ...
+    def activity(self, directive: Directive, abort: Abort, /) -> contextlib.AbstractContextManager[Abort]: ...
+    def in_step(self, *, now: bool) -> contextlib.AbstractContextManager[Any]: ...
     def got_on(self) -> None: ...
-    def wants_digest(self, step: Step) -> bool: ...
-    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None: ...
+    def wants_digest(self, step: Step, /) -> bool: ...
+    def wait_until_left(self, deadline_s: float, taken: Step | None, /) -> Step | None: ...
     def show(self, values: Mapping[str, float]) -> None: ...
     def sample(self, report: StepReport) -> None: ...
 
@@ -159,7 +159,7 @@ class OneRank:
     def left(self) -> None:
         """As `direct`."""
 
-    def in_step(self, now: bool) -> contextlib.AbstractContextManager[None]:
+    def in_step(self, *, now: bool) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 (no wait is logged)
         return contextlib.nullcontext()
 
     def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
@@ -174,26 +174,26 @@ class OneRank:
     def close(self, error: str = "") -> None:
         """There is no link."""
 
-    def decide(self, what: str, value: bool) -> bool:
+    def decide(self, _what: str, /, *, value: bool) -> bool:
         return value
 
-    def choose(self, what: str, number: int) -> int:
+    def choose(self, _what: str, number: int, /) -> int:
         return number
 
-    def awaits_others(self, now: bool) -> None:
+    def awaits_others(self, *, now: bool) -> None:
         """There is no other rank."""
 
-    def save_begins(self, number: int, folder: str) -> str:
+    def save_begins(self, _number: int, folder: str, /) -> str:
         return folder
 
-    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+    def save_ends(self, _number: int, failure: str, /) -> Sequence[str]:
         return [failure] if failure else []
 
     def await_loss(self) -> None:
         """There is no other rank."""
 
     @contextlib.contextmanager
-    def operation(self, what: str, abort: Abort) -> Iterator[Operation]:
+    def operation(self, _what: str, abort: Abort, /) -> Iterator[Operation]:
         yield _Alone(abort)
 
 
@@ -212,14 +212,14 @@ _END = (chr(sys.maxunicode), "")
 
 
 def compare(ranks: Ranks, group: str, settings: Mapping[str, str]) -> None:
-    """Refuse a rank whose settings differ from those of its rank 0. Every rank calls it at the same point.
+    """Refuse a rank whose settings differ from its rank 0's. Every rank calls it at the same point.
 
     Raises:
         ConfigurationError: this rank does.
     """
     for name, value in (*sorted(settings.items()), _END):
         try:
-            ranks.decide(f"{name}{_IS}{value}", True)
+            ranks.decide(f"{name}{_IS}{value}", value=True)
         except CameApart as error:
             raise ConfigurationError(
                 f"Rank {ranks.rank} of group {group!r} differs from its rank 0 in code, settings or hardware: "

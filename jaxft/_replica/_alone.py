@@ -21,7 +21,7 @@ from jaxft._replica._steps import LoopWatch
 
 _log = logging.getLogger("jaxft")
 
-# All of this process, to find the one that made the state that a step is given.
+# All of this process, to find the step that made a given state.
 _living: "weakref.WeakSet[Alone]" = weakref.WeakSet()
 _lock = threading.Lock()
 

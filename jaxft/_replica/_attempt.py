@@ -1,9 +1,9 @@
 """Attempts at one step: compute this group's shards, exchange with the others, vote; apply once the job commits.
 
 A step with several exchanges computes and exchanges in turn, stage by stage, and votes once. An attempt goes through
-all stages again: it exchanges what was computed before, so that all members get the same means, however far each had
+all stages again: it exchanges again, so that all members get the same means, however far each had
 come. The contributions to later stages stay valid, because the means do not depend on the members. Where they do
-(without `shards`, or after a member was evicted for what it had contributed), later stages are computed again.
+(without `shards`, or after a member was evicted for its contribution), later stages are computed again.
 
 Each phase is announced on the logger at DEBUG: "compute step 3 shard 1", "exchange step 3", ..., and in later stages
 "compute step 3 shard 1 stage 1", "exchange step 3 stage 1".
@@ -38,7 +38,7 @@ from jaxft._transport._listener import Abort
 _log = logging.getLogger("jaxft")
 
 # Before a later exchange of a step, peers may compute for this many times as long as the step took so far, beyond the
-# usual limit. Nothing tells this group when they have; one that died or froze is noticed by its heartbeats.
+# usual limit. This group learns of no deadline of theirs; dead or frozen peers are noticed by their heartbeats.
 STAGES_OF_PATIENCE = 8
 
 
@@ -114,7 +114,7 @@ class Attempts:
         record.metrics = self._held.advance(call.programs, means, local, skip=skip, done=applied, given=given)
 
     def forget(self) -> None:
-        """Drop what was computed from a state that is no longer held."""
+        """Drop the work on a state that is no longer held."""
         self.computing.forget()
 
     def give_up(self) -> int | None:
@@ -123,7 +123,7 @@ class Attempts:
         return self.computing.give_up()
 
     def leave_quorum(self) -> None:
-        """Close the connections of the last quorum, which goes on without this group: the others close theirs."""
+        """Close the connections of the last quorum, which continues without this group: the others close theirs."""
         self._drop_links()
 
     def close(self) -> None:

@@ -61,8 +61,8 @@ class Call(NamedTuple):
 class OneStep:
     """What all calls of a step have in common: a group that joins replays a run with the only step that it knows.
 
-    The shape of a batch may change from call to call, and `compute` with it. What the groups exchange, and what they
-    do with the means, may not.
+    The shape of a batch may change from call to call, and `compute` with it. The exchanged
+    values, and the use of the means, may not.
     """
 
     settings: Mapping[str, str]
@@ -84,11 +84,11 @@ class OneStep:
         if now == self:
             return
         differing = [name for name in self.settings if now.settings[name] != self.settings[name]]
-        what = "what it does with the means"
+        what = "its use of the means"
         if differing:
             what = f"{differing[0]}: {self.settings[differing[0]]!r} then, {now.settings[differing[0]]!r} now"
         raise ConfigurationError(
-            f"this step differs from the one that {run}, in {what}. A run has one training step, with which groups "
+            f"this step differs from the step that {run}, in {what}. A run has one training step, with which groups "
             f"that join replay all of it; a step may have several exchanges. {instead}"
         )
 
@@ -120,8 +120,8 @@ def checked_policy(policy: str) -> Policy:
     """Check that the policy exists. Raises ConfigurationError."""
     if policy not in get_args(Policy):
         raise ConfigurationError(
-            f"nonfinite must be one of {', '.join(map(repr, get_args(Policy)))}, not {policy!r}. It says "
-            "what the job does with a step whose means are not finite."
+            f"nonfinite must be one of {', '.join(map(repr, get_args(Policy)))}, not {policy!r}: the job's policy "
+            "for a step whose means are not finite."
         )
     return cast(Policy, policy)
 

@@ -75,7 +75,7 @@ class CatchUp:
                 failure = str(error)
             verdict = operation.settle(failure)
             if not verdict.ok:
-                # Also if it was aborted: a reconnected session waits for a report of what this group holds.
+                # Also if it was aborted: a reconnected session waits for a report of the held step.
                 self._session.post(HealBroke(heal.heal_id, verdict.failure))
                 return False
             self._rehearsal.touch_results(call)
@@ -120,9 +120,9 @@ class CatchUp:
             self._held.replay_edit(self._placed(call, numbers, edits))
             record.nonfinite = verdict.note
             skip = bool(record.nonfinite) and call.nonfinite == "skip"
-            told = Replayed(heal.heal_id, Step(step + 1))
+            report = Replayed(heal.heal_id, Step(step + 1))
             metrics = self._held.advance(
-                call.programs, means, None, skip=skip, done=lambda: self._session.post(told)
+                call.programs, means, None, skip=skip, done=lambda: self._session.post(report)
             )
         record.caught_up_with(metrics)
         if (so_far := record.heal) is not None:

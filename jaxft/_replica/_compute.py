@@ -1,4 +1,4 @@
-"""Computes what this group contributes to a step, stage by stage, and keeps it from one attempt to the next."""
+"""Computes this group's contribution to a step, stage by stage, and keeps it from one attempt to the next."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 from jaxft_protocol.messages import NewQuorum
 
 from jaxft._arrays._host_copies import host_copies
-from jaxft._base._calls import told
+from jaxft._base._calls import reporting
 from jaxft._exchange._partials import Leaf, Partials
 from jaxft._programs._programs import Local
 from jaxft._ranks._ranks import Directing, Ranks
@@ -44,7 +44,7 @@ class Try:
 
 @dataclass
 class Stage:
-    """What this group has computed for one exchange, and the means of the last one."""
+    """This group's work for one exchange, and the means of the last exchange."""
 
     contributions: dict[int, Sequence[Leaf]] = field(default_factory=dict[int, Sequence[Leaf]])
     locals: dict[int, Local] = field(default_factory=dict[int, Local])
@@ -59,7 +59,7 @@ class Stage:
 
 @dataclass
 class Work:
-    """What this group has computed of one step. It outlives attempts, so nothing is computed twice."""
+    """This group's work on one step. It outlives attempts, so nothing is computed twice."""
 
     step: int
     stages: list[Stage] = field(default_factory=list[Stage])
@@ -79,7 +79,7 @@ class Work:
         return [mean for stage in self.stages[:stages] for mean in stage.given]
 
     def took(self, number: int, means: list[np.ndarray], after: int) -> None:
-        """Note the means of a stage. If they are not what the stages `after` were computed from, drop these."""
+        """Note the means of a stage. If the stages `after` were computed from other means, drop these."""
         stage = self.stages[number]
         if stage.means is not None and not all(map(_same_bits, stage.means, means)):
             del self.stages[after:]
@@ -87,7 +87,7 @@ class Work:
 
 
 class Computing:
-    """What this group computes of one step. The training thread owns it."""
+    """This group's computation of one step. The training thread owns it."""
 
     def __init__(self, member: Membership, observers: Observers, held: HeldState) -> None:
         self._session: Directing = member.session
@@ -98,14 +98,14 @@ class Computing:
         self._shard: int | None = None  # which is being computed
 
     def begin(self, step: int) -> None:
-        """An attempt at a step begins: what was computed of another one goes."""
+        """An attempt at a step begins: drop the work on another step."""
         if self.work.step != step:
             self.forget()
         for stage in self.work.stages:
             stage.given = ()  # of the last attempt: more shards may need the memory
 
     def forget(self) -> None:
-        """Drop what was computed from a state that is no longer held."""
+        """Drop the work on a state that is no longer held."""
         self.work = Work(self._held.step)
 
     def give_up(self) -> int | None:
@@ -134,16 +134,16 @@ class Computing:
             assert partials is not None
             partials.start_copies()
         now.record.compute_s += time.perf_counter() - began_s
-        # The name tells a rank that has made another edit than rank 0, before a collective of one rank alone.
-        return self._ranks.decide(f"exchange{_edits_text(self._held.edits)}", not now.abort.is_set)
+        # The name shows a rank with another edit than rank 0's, before a collective of one rank alone.
+        return self._ranks.decide(f"exchange{_edits_text(self._held.edits)}", value=not now.abort.is_set)
 
     def _start(self, now: Try, run: range) -> bool:
-        """Compute what is missing of a run. Of the last shard, wait only for what the first exchange needs."""
+        """Compute the missing shards of a run. Of the last shard, wait only for the first exchange's part."""
         call, shards = now.call, now.shards
         self.work.counted = ()
         started: list[int] = []
         for shard in shards:
-            if not self._ranks.decide("go on", not now.abort.is_set):
+            if not self._ranks.decide("go on", value=not now.abort.is_set):
                 return False
             key = self._key(call, shard)
             if key not in self.work.stages[run.stop - 1].locals:
@@ -174,7 +174,7 @@ class Computing:
             means = programs.stages.joined(work.given(run.start), run.start)
             before = work.stages[run.start - 1].locals
             made, local = programs.compute_next(leaves, means, self._unspent(call, before[key], means, shard))
-            before[key] = before[key].only_counts()  # the new one has what is still needed
+            before[key] = before[key].only_counts()  # the new local has all that is still needed
         for number in run:
             if number > run.start and programs.stages.begins(number):
                 made, local = programs.compute_next(leaves, means, local)
@@ -190,15 +190,15 @@ class Computing:
             stage.locals[key] = local.sharing(others) if number == run.stop - 1 else local.only_counts()
 
     def _compute_first(self, call: Call, shard: int) -> tuple[list[jax.Array], Local]:
-        # What is made of the state may run a collective, in which this rank waits for others.
-        self._ranks.awaits_others(isinstance(call.batch_for, StateBatches))
-        with told(self._session.got_on):
+        # A batch made from the state may run a collective, in which this rank waits for others.
+        self._ranks.awaits_others(now=isinstance(call.batch_for, StateBatches))
+        with reporting(self._session.got_on):
             batch = call.batch_for(self.work.step, shard)
-        self._ranks.awaits_others(True)
+        self._ranks.awaits_others(now=True)
         return call.programs.compute(self._held.current, batch, shard)
 
     def _unspent(self, call: Call, local: Local, means: Sequence[Any], shard: int) -> Local:
-        """What a stage goes on from. It is made again if the stage is: with other means than the last time."""
+        """The input of a stage, computed again if the stage is: with other means than the last time."""
         if not local.spent:
             return local
         _, again = self._compute_first(call, shard)
@@ -207,36 +207,37 @@ class Computing:
         return again
 
     def _merge(self, call: Call, number: int, shard: int) -> None:
-        """Wait for a shard's contribution to a stage, and add it to those of this group's other shards."""
+        """Wait for a shard's contribution to a stage, and add it to the contributions of this group's other
+        shards."""
         stage = self.work.stages[number]
         key = self._key(call, shard)
         assert stage.partials is not None
         if key in stage.contributions and not stage.partials.has(shard):
             self._shard = shard  # its program may fail only now
-            self._ranks.awaits_others(True)
+            self._ranks.awaits_others(now=True)
             if stage.adds_on_device:  # then `add` waits for nothing
                 jax.block_until_ready(stage.contributions[key])
             stage.partials.add(shard, stage.contributions[key])
             if call.shards is not None:
                 del stage.contributions[key]  # its values are held, or summed
         self._shard = None
-        self._ranks.awaits_others(False)
+        self._ranks.awaits_others(now=False)
         self._session.got_on()
 
     def _key(self, call: Call, shard: int) -> int:
         # If each member has one shard, its number is the member's position, which may change. A batch that the group
-        # brings is valid at any position; one that is made for a position is valid only there, as if the step asks
+        # brings is valid at any position; a batch made for a position is valid only there, as if the step asks
         # for it.
         anywhere = isinstance(call.batch_for, OwnBatch) and not call.programs.cut.depends_on_shard
         return 0 if call.shards is None and anywhere else shard
 
     def _prepare(self, now: Try, run: range) -> None:
-        """Keep what is already computed for a run, and usable in this quorum."""
+        """Keep the computed work for a run that is usable in this quorum."""
         call = now.call
         first = self.work.stages[0].locals.keys() if self.work.stages else set[int]()
         if call.shards is not None and not first <= set(now.shards):
-            # Back after a lost connection, and other groups got shards that this group had computed: what was
-            # already summed cannot be taken apart.
+            # Back after a lost connection, and other groups got shards that this group had computed:
+            # sums cannot be taken apart.
             self.forget()
         stages = self.work.stages
         for number in run:

@@ -18,7 +18,7 @@ from jaxft._session._network import Network
 
 MAX_NAME_LENGTH = 200
 MAX_SETTING_LENGTH = 1000
-# Of the 200 settings and 64 KiB that a coordinator accepts from a group: the rest is for those of jaxft itself.
+# Of the 200 settings and 64 KiB that a coordinator accepts from a group: the rest is for jaxft's own.
 MAX_SETTINGS = 100
 MAX_SETTINGS_BYTES = 48 << 10
 # A year. No lock and no poll waits for much longer at once.
@@ -77,8 +77,8 @@ class GroupConfig:
             )
         if self.checkpoints is not None and not isinstance(self.checkpoints, Checkpoints):  # pyright: ignore
             raise ConfigurationError(
-                f"checkpoints is {self.checkpoints!r}. It is a jaxft.Checkpoints, which says where and how often to "
-                "save: `checkpoints=jaxft.Checkpoints(folder, every_steps=100)`."
+                f"checkpoints is {self.checkpoints!r}. It must be a jaxft.Checkpoints, with folder and period: "
+                "`checkpoints=jaxft.Checkpoints(folder, every_steps=100)`."
             )
         object.__setattr__(self, "settings", _checked_settings(self.settings))
 
@@ -135,8 +135,8 @@ def _checked_settings(settings: Mapping[str, str | float]) -> dict[str, str]:
     if not isinstance(settings, Mapping):  # pyright: ignore
         raise ConfigurationError(
             f"settings is {settings!r:.60}, a {type(settings).__name__}, but it must be a dict of texts and numbers "
-            'by name: `settings={"data": batches.fingerprint}`. A group that differs in one is refused, and '
-            "told which."
+            'by name: `settings={"data": batches.fingerprint}`. A group that differs in one is refused, with '
+            "its name."
         )
     settings = {name: _text(value) for name, value in settings.items()}
     for name, value in settings.items():
@@ -149,7 +149,7 @@ def _checked_settings(settings: Mapping[str, str | float]) -> dict[str, str]:
         if not _is_unicode(name + value):
             raise ConfigurationError(
                 f"settings has {name!r}: {value!r:.100}, which is not Unicode: as a file name or an argument in an "
-                "encoding other than that of this process. Pass a digest of its bytes: "
+                "encoding other than this process's. Pass a digest of its bytes: "
                 "`hashlib.sha256(os.fsencode(value)).hexdigest()`."
             )
     if len(settings) > MAX_SETTINGS or settings_bytes(settings) > MAX_SETTINGS_BYTES:

@@ -40,5 +40,5 @@ class SigtermDrains:
         if self._ours and signal.getsignal(signal.SIGTERM) == self._on_term:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
+    def _on_term(self, _number: int, _frame: FrameType | None) -> None:
         self._drain()

@@ -28,7 +28,7 @@ _log = logging.getLogger("jaxft")
 class HeldState:
     """The leaves of a state and its step. The training thread owns it.
 
-    State `step` is always the one that step `step` - 1 made. An edit belongs to the step that follows it: it is kept
+    Step `step` - 1 has made state `step`. An edit belongs to the step that follows it: it is kept
     apart until that step is applied, and logged with the step's means. So donors, digests, checkpoints and joiners
     mean the same by state `step`, whether a group has made its edit already or not.
     """
@@ -37,10 +37,10 @@ class HeldState:
         self, session: Directing, store: StateStore, ranks: Ranks, step: int, *, digest_every: int | None
     ) -> None:
         self.step = step
-        self.first_step = step  # that of the first call
+        self.first_step = step  # at the first call
         self.leaves: Sequence[
             jax.Array
-        ] = ()  # of state `step`: what the first call passed, or a step or a heal made
+        ] = ()  # of state `step`: passed by the first call, or made by a step or a heal
         self.made = False  # a step or a heal has made it
         self.edits: dict[int, jax.Array] = {}  # leaves that the next step starts from instead of these
         self.programs: Programs | None = None  # know how the state is split; None: no step was called yet
@@ -62,7 +62,7 @@ class HeldState:
         return [self.edits.get(index, leaf) for index, leaf in enumerate(self.leaves)]
 
     def edit(self, changes: Mapping[int, jax.Array]) -> None:
-        """Make an edit before the next step, after those that were made before."""
+        """Make an edit before the next step, after all earlier edits."""
         self.edits = {**self.edits, **changes}
         self._edit_digest = None
 
@@ -73,8 +73,8 @@ class HeldState:
         if self._edit_digest is None:
             numbers = sorted(self.edits)
             values = self._digests.start([self.edits[number] for number in numbers]).result()
-            said = f"{numbers} {values}".encode()
-            self._edit_digest = int.from_bytes(hashlib.blake2b(said, digest_size=8).digest()) or 1
+            encoded = f"{numbers} {values}".encode()
+            self._edit_digest = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest()) or 1
         return self._edit_digest
 
     def replay_edit(self, changes: Mapping[int, jax.Array]) -> None:
@@ -141,7 +141,7 @@ class HeldState:
         """
         self._log(programs, means)
         wanted = self._session.wants_digest(Step(self.step))
-        if self._ranks.decide("take the last digest", wanted):
+        if self._ranks.decide("take the last digest", value=wanted):
             self.say_digest(self.step)  # last chance: the state is about to be overwritten
         # Also for a skipped step: the next one overwrites its state.
         self._store.before_donation()
@@ -180,7 +180,7 @@ class HeldState:
             self._replace_results(programs)
 
     def _replace_results(self, programs: Programs) -> None:
-        """Have memory for the next results ready, in place of what is kept for joiners, before an exchange takes it.
+        """Have memory for the next results ready, in place of memory kept for joiners, before an exchange takes it.
 
         Fresh memory is slow, and all groups would wait for it. Where it is short, only an exchange takes more: the
         joiner may need nothing any more by then.
@@ -244,7 +244,7 @@ def _touch(sizes_bytes: Sequence[int]) -> None:
         touch_ahead(sizes_bytes)
     except (OSError, MemoryError) as error:
         _log.warning(
-            "There is no memory for the results of one more step, %.2f GB, while those of others are kept for a "
+            "There is no memory for the results of one more step, %.2f GB, while other steps' results are kept for a "
             "joiner: %r. If the next exchange finds none either, this group ends.",
             sum(sizes_bytes) / 1e9,
             error,

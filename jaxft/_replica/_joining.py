@@ -57,7 +57,7 @@ class Joining:
         """Hold the state of a call. Join the job with the first one, and check that later calls are of the same step.
 
         Raises:
-            ConfigurationError: the step differs from that of the first call or from that of this group's rank 0, the
+            ConfigurationError: the step differs from the first call's or from rank 0's of this group, the
                 checkpoint is from another run, or there are checkpoints and none was asked for.
         """
         now = OneStep.of(call)
@@ -83,13 +83,13 @@ class Joining:
         prepared = self._prepared(settings)
         with ctrl_c_later():
             self._post(prepared)
-            self._first = now  # a call after one that failed before this begins again
+            self._first = now  # if this fails, the next call begins again
 
     def read_after_all(self, call: Call) -> None:
         """Read the checkpoint after the groups that held a newer state are gone."""
         if not self._heals_only:
             return  # already read; the session's thread had not got the report yet
-        with self._session.in_step(False):
+        with self._session.in_step(now=False):
             state = self._saving.read(call.programs.unflatten(self._held.leaves))
             self._held.leaves = call.programs.state_leaves(state)
             prepared = self._prepared(self._settings)
@@ -121,7 +121,7 @@ class Joining:
         self._heals_only = prepared.heals_only
 
     def _prepared(self, settings: Mapping[str, str]) -> Prepared:
-        """What tells the coordinator which state this group brings, and what must be equal in all groups."""
+        """The report of the state that this group brings, with the settings that all groups must share."""
         self._saving.check(settings)
         self._held.publish()
         digest = self._checked_digest()
@@ -192,7 +192,7 @@ class Joining:
 def _first_batch(call: Call) -> dict[str, str]:
     """Shows whether groups read the same data: the digest of a batch that each of them can make.
 
-    All ranks of a group must call it: it gathers what is spread over them.
+    All ranks of a group must call it: it gathers leaves that are spread over them.
     """
     if isinstance(call.batch_for, OwnBatch | StateBatches):
         return {}

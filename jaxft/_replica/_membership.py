@@ -26,7 +26,7 @@ from jaxft._exchange import _compiled
 from jaxft._exchange._reduce import check_floats
 from jaxft._heal._server import HealServer
 from jaxft._heal._store import StateStore
-from jaxft._ranks._link import Life, came_from_xla, end_with
+from jaxft._ranks._link import Life, Silence, came_from_xla, end_with
 from jaxft._ranks._ranks import OneRank
 from jaxft._replica._config import GroupConfig
 from jaxft._replica._raised import report_by
@@ -149,7 +149,7 @@ def _rank_and_size(group: str) -> tuple[int, int]:
 
 
 def check_devices(ranks: Sequence[int]) -> None:
-    """Check that each rank has as many devices as any other. `ranks` says to which rank each device belongs.
+    """Check that each rank has as many devices as any other. `ranks` has each device's rank.
 
     Raises:
         ConfigurationError: rank 0 has another number of devices than another rank.
@@ -218,7 +218,7 @@ def _lead(config: GroupConfig, listener: Listener, size: int) -> "Leader":
 def _follow(
     config: GroupConfig, store: StateStore, credentials: Credentials, rank: int, size: int
 ) -> Membership:
-    from jaxft._ranks._follower import Follower
+    from jaxft._ranks._follower import Follower, Place
 
     with _met_in_time(config):
         incarnation, leader_address = _hear_announcement()
@@ -234,13 +234,10 @@ def _follow(
         )
     follower = Follower(
         connection,
+        Place(rank, size, str(own)),
+        store,
+        Silence(silence_s(config.failure_timeout_s), config.failure_timeout_s),
         life=_life(second),
-        rank=rank,
-        size=size,
-        address=str(own),
-        pins=store,
-        silence_s=silence_s(config.failure_timeout_s),
-        first_s=config.failure_timeout_s,
         name=group,
     )
     identity = Identity(config.job, GroupName(group), incarnation, follower.address, config.coordinator)

@@ -1,9 +1,9 @@
 """An exception that leaves an attempt at a step: reported to the job, which finds out whose failure it is.
 
-The group leaves the quorum, and the others try its shards. The exception goes on to the user once it is known what
+The group leaves the quorum, and the others try its shards. The exception reaches the user once it is known what
 became of the step, so that a shard that fails in every group ends the job once, with one text:
 
-* the others commit the step: the failure is this group's, and the job goes on without it;
+* the others commit the step: the failure is this group's, and the job continues without it;
 * the job halts, because the step fails in every group: `JobHalted`, from the exception;
 * it cannot be known, as when there is no other group.
 
@@ -27,7 +27,7 @@ MAX_TEXT_LENGTH = 300
 
 
 class Report(Protocol):
-    """Tells the job of an exception: by the session in rank 0, by the link to rank 0 elsewhere."""
+    """Reports an exception to the job: by the session in rank 0, by the link to rank 0 elsewhere."""
 
     def __call__(self, step: Step, text: str, shard: int | None, *, timeout_s: float) -> Settled: ...
 
@@ -64,7 +64,7 @@ class Raising:
         try:
             settled = self._report(Step(step), text_of(error), shard, timeout_s=timeout_s)
         except JaxftError:
-            return  # the session has ended, which every later call says; its log line has the reason
+            return  # the session has ended: every later call raises that; its log line has the reason
         if settled.failure is not None:
             raise error_of(settled.failure) from error
         error.add_note(self._note(step, shard, done=settled.done))

@@ -10,7 +10,7 @@ import logging
 import numpy as np
 
 from jaxft._arrays._memory import result_regions
-from jaxft._base._calls import told
+from jaxft._base._calls import reporting
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._call import Call
 from jaxft._replica._held_state import HeldState
@@ -28,11 +28,11 @@ class Rehearsal:
         self._due = True
 
     def start(self, call: Call) -> None:
-        """Start `compute` on the state that this group came with. What it makes is dropped.
+        """Start `compute` on the state that this group came with, and drop the results.
 
         Nothing happens if this process has taken a step, has read a checkpoint since its first call, or if it would
         show that the step runs once more. An exception ends the rehearsal alone, with a warning. In a group of
-        several processes it is raised, since the others may wait for this one in a collective.
+        several processes it is raised, since the others may wait for this process in a collective.
         """
         held, self._due, due = self._held, False, self._due
         if not due or held.made or held.step != held.first_step or call.programs.cut.visible is not None:
@@ -43,11 +43,11 @@ class Rehearsal:
         except Exception:
             if self._ranks.size > 1:
                 raise
-            _log.warning("The step could not be rehearsed; the heal goes on.", exc_info=True)
+            _log.warning("The step could not be rehearsed; the heal continues.", exc_info=True)
 
     def _compute(self, call: Call) -> None:
         programs, leaves = call.programs, self._held.current
-        with told(self._session.got_on):
+        with reporting(self._session.got_on):
             # The first call has asked for this batch, to know its type.
             batch = call.batch_for(self._held.step, 0)
         made, local = programs.compute(leaves, batch)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import jax
 from jaxft_protocol.messages import NewQuorum, Step
@@ -70,7 +70,7 @@ class Runner:
         self._ranks = ranks
         self._observers = observers
         self._broken = ""  # the exception that left a call, in a group of several processes
-        self.ended = False  # the batch function has said that there is no further step
+        self.ended = False  # the batch function has reported that there is no further step
         self._held = HeldState(session, store, ranks, config.step, digest_every=config.digest_every)
         finite = FiniteCheck(config.group)
         self._attempts = Attempts(config, member, observers, self._held, finite)
@@ -97,7 +97,7 @@ class Runner:
 
     @property
     def history(self) -> int:
-        """Of the job, as far as this group knows; before its first quorum, that of the state that it brings."""
+        """Of the job, as far as this group knows; before its first quorum, of the state that it brings."""
         return self._session.history or self._saving.history
 
     @property
@@ -115,7 +115,7 @@ class Runner:
         return self._report or StepReport(step=self._held.step)
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Show values beside this group's next sample."""
+        """Show values with this group's next sample."""
         self._session.show(values)
 
     @property
@@ -128,7 +128,7 @@ class Runner:
         return self._writer.is_it(self._session.quorum)
 
     def compiling(self) -> contextlib.AbstractContextManager[None]:
-        return self._session.in_step(False)
+        return self._session.in_step(now=False)
 
     def run(self, call: Call, state: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
         """Take part until at least one more step is committed (see `Engine.run`).
@@ -168,7 +168,7 @@ class Runner:
                 "started again."
             )
         with (
-            self._session.in_step(True),
+            self._session.in_step(now=True),
             self._observers.calling(self._held.step, shards=call.shards, joins=joins) as calling,
         ):
             self._joining.prepare(call, state)
@@ -193,7 +193,7 @@ class Runner:
                 calling.ended(self._report, self._held.leaves)
 
     def _left_by(self, error: BaseException) -> None:
-        """An exception leaves the call: let the next one find what is still to be done."""
+        """An exception leaves the call: let the next call find the work that is left."""
         if isinstance(error, JobFinished) and isinstance(self._taken[1], Attempt):
             # The data has ended. The others find that out in this step, too, once they have this group's shards.
             self.ended, self._taken = True, (self._taken[0] - 1, None)
@@ -205,7 +205,7 @@ class Runner:
             end_if_lost(self._ranks, self._config.group, error)
         number, directive = self._taken
         if isinstance(directive, Attempt) and self._attempts.has_voted(directive):
-            # The job may commit with its vote: the next call applies what it has.
+            # The job may commit with its vote: the next call applies the means.
             self._taken = (number, None)
         elif isinstance(directive, Attempt):
             self._taken = (number, None)
@@ -215,51 +215,65 @@ class Runner:
             self._catch_up.close()
 
     def _follow_directives(self, call: Call, record: Record, *, joins: bool) -> None:
-        """Do what the core directs until a step is committed, or until this group is ready for one (`joins`)."""
+        """Follow the core until a step is committed, or until this group is ready for one (`joins`)."""
         while True:
             self._taken = (self._taken[0], None)
             self._observers.enters("wait", self._held.step)
             self._taken = self._session.wait(self._taken[0])
             number, directive = self._taken
-            match directive:
-                case Attempt() if record.caught_up or joins:
-                    self._taken = (number - 1, None)  # the next call continues from here
-                    return
-                case Attempt(quorum, step):
-                    if self._config.checkpoints is not None:
-                        self._saving.note_beginning(quorum)
-                    self._attempts.attempt(call, quorum, step, record)
-                case Apply(_, step) if step < self._held.step:
-                    continue  # already applied; the stream broke before the session's thread got the report
-                case Apply(_, step):
-                    self._apply(call, step, record)
-                    return
-                case ReadCheckpoint():
-                    self._joining.read_after_all(call)
-                case TakeDigest(step):
-                    self._held.say_digest(step)
-                case HealFrom():
-                    self._attempts.leave_quorum()
-                    if self._catch_up.heal(directive, call, record):
-                        self._attempts.forget()
-                case Replay():
-                    if self._replayed(directive, call, record):
-                        return
-                case Over(step) if (record.caught_up or joins) and self._held.step == step:
-                    self._taken = (number - 1, None)  # a next call finds the job over, too
-                    return
-                case Over(step):
-                    text = self._finished_text(step)
-                    _log.warning("[jaxft %s] %s", self._config.group, text)
-                    raise JobFinished(text)
-                case LeaveJob():
-                    drained = Drained(self._config.group, self._held.step)
-                    _log.info("[jaxft %s] %s", self._config.group, drained.text)
-                    raise drained
-                case Fail(failure):
-                    raise error_of(failure)
-                case _:
-                    raise AssertionError(directive)
+            if (record.caught_up or joins) and self._can_wait(directive):
+                self._taken = (number - 1, None)  # the next call continues from here
+                return
+            if self._do(directive, call, record):
+                return
+
+    def _can_wait(self, directive: Directive) -> bool:
+        """Whether a call that has caught up leaves this directive to the next call."""
+        at_end = isinstance(directive, Over) and directive.step == self._held.step
+        return at_end or isinstance(directive, Attempt)
+
+    def _do(self, directive: Directive, call: Call, record: Record) -> bool:
+        """Carry out a directive; return whether the call ends with it."""
+        match directive:
+            case Attempt(quorum, step):
+                if self._config.checkpoints is not None:
+                    self._saving.note_beginning(quorum)
+                self._attempts.attempt(call, quorum, step, record)
+            case Apply(_, step):
+                if step < self._held.step:
+                    return (
+                        False  # applied before; the stream broke before the session's thread got the report
+                    )
+                self._apply(call, step, record)
+                return True
+            case ReadCheckpoint():
+                self._joining.read_after_all(call)
+            case TakeDigest(step):
+                self._held.say_digest(step)
+            case HealFrom():
+                self._attempts.leave_quorum()
+                if self._catch_up.heal(directive, call, record):
+                    self._attempts.forget()
+            case Replay():
+                return self._replayed(directive, call, record)
+            case _:
+                self._end(directive)
+        return False
+
+    def _end(self, directive: Directive) -> NoReturn:
+        match directive:
+            case Over(step):
+                text = self._finished_text(step)
+                _log.warning("[jaxft %s] %s", self._config.group, text)
+                raise JobFinished(text)
+            case LeaveJob():
+                drained = Drained(self._config.group, self._held.step)
+                _log.info("[jaxft %s] %s", self._config.group, drained.text)
+                raise drained
+            case Fail(failure):
+                raise error_of(failure)
+            case _:
+                raise AssertionError(directive)
 
     def _apply(self, call: Call, step: int, record: Record) -> None:
         began_s = time.perf_counter()
@@ -279,7 +293,7 @@ class Runner:
             return
         self._told_of_ended = True
         _log.warning(
-            "[jaxft %s] the loop of %s has ended at step %d, and that of this group goes on: they will hold other "
+            "[jaxft %s] the loop of %s has ended at step %d, and this group's loop continues: they will hold other "
             "states. Let all loops end at the same step: give manager.steps the same total, and let a loop that ends "
             "early decide by the state alone, so that it also holds, say, the number of epochs without progress: a "
             "group that was restarted does not have the variables of the others",
@@ -315,12 +329,12 @@ class Runner:
         self._attempts.leave_quorum()
         self._held.end_log()
         if not self._held.made:
-            self._held.leaves = ()  # other code may have consumed what it passed
+            self._held.leaves = ()  # other code may have consumed the passed arrays
         deadline_s = time.monotonic() + timeout_s
-        told: Step | None = None
-        while (step := self._session.wait_until_left(deadline_s, told)) is not None:
+        taken: Step | None = None
+        while (step := self._session.wait_until_left(deadline_s, taken)) is not None:
             self._held.say_digest(step)
-            told = step
+            taken = step
 
     def close(self) -> None:
         self._attempts.close()
@@ -366,7 +380,7 @@ class Writer:
         _log.info("[jaxft %s] %s for the job, from step %d on%s", self._group, now, step, why)
 
     def is_it(self, quorum: NewQuorum | None) -> bool:
-        """Whether this group is the writer, and `quorum`, the one in force, still has it."""
+        """Whether this group is the writer, and `quorum`, which is in force, still has it."""
         if self._name != self._group or quorum is None:
             return False
         return any(member.group == self._group for member in quorum.members)

@@ -1,7 +1,7 @@
-"""Checks that the state that comes into a step is the one that went out, and makes edits of it.
+"""Checks that a step is given the state that the last step returned, and makes edits of it.
 
-The job knows the state only by the steps that it has committed. A state that user's code changes between two calls is
-one that donors do not serve, that joiners do not replay and that no checkpoint holds.
+The job knows the state only by the steps that it has committed. A state that user's code changes between two calls
+is served by no donor, replayed by no joiner and held by no checkpoint.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from jaxft._programs._leaves import first_difference, labels, refuse_tracers
 def same_state(
     state: Any, leaves: Sequence[jax.Array], held: Sequence[jax.Array], step: int
 ) -> Sequence[jax.Array]:
-    """Return the held leaves if those of `state` are the same arrays, or have the same bits.
+    """Return the held leaves if `state` has the same arrays, or the same bits.
 
     Raises:
         ConfigurationError: the state was changed.
@@ -31,7 +31,7 @@ def same_state(
     for index, (leaf, mine) in enumerate(zip(leaves, held, strict=True)):
         if leaf is not mine and not _equal(leaf, mine):
             raise ConfigurationError(
-                f"The state's leaf {_name(state, index)} has other values than the one that the step returned: it "
+                f"The state's leaf {_name(state, index)} has other values than the step returned: it "
                 f"was changed between two calls, at step {step}. Groups that join, checkpoints and perhaps the other "
                 "groups do not know of that, so the run would not be the same for all. Make the change with "
                 "`state = step.edit(state, function)` in a loop over `steps`: then it is part of the run. To train "

@@ -51,7 +51,7 @@ class Saving:
         self._changed, self._asked = changed, True
         self._check_state(state, shapes=True)
         self._frontier_step, held = self._session.frontier  # rank 0 alone knows them
-        if self._ranks.decide("restore: heal instead of reading a checkpoint", held):
+        if self._ranks.decide("restore: heal instead of reading a checkpoint", value=held):
             _log.info("[jaxft %s] reads no checkpoint: it heals from the job's groups", self._config.group)
             self.left_to_others = True  # they may be dead without being known to be
             return state
@@ -106,7 +106,7 @@ class Saving:
             check_storable(state, shapes=shapes)
 
     def check(self, present: Mapping[str, str]) -> None:
-        """Compare the step with the one that the checkpoint was saved with, and keep it for later checkpoints.
+        """Compare the step with the checkpoint's step, and keep it for later checkpoints.
 
         Raises:
             ConfigurationError: they differ in something that was not changed on purpose, or no checkpoint can hold
@@ -139,7 +139,8 @@ class Saving:
     # ---- a job without a checkpoint ----
 
     def history_of(self, digest: int) -> int:
-        """The history of the first state: of its checkpoint, or of a job without one that began with this digest.
+        """The history of the first state: of its checkpoint, or of a job without a checkpoint that began with this
+        digest.
 
         0 if the state is fresh.
         """
@@ -171,7 +172,7 @@ class Saving:
             return
         begun = _beginning.Beginning(self._config.job, quorum.history, held.step, digest)
         try:
-            with self._session.in_step(False):
+            with self._session.in_step(now=False):
                 _beginning.write(checkpoints.folder, begun)
         except OSError as error:
             _log.warning(
@@ -188,7 +189,7 @@ class Saving:
     def save_if_due(self, programs: Programs, members: tuple[str, ...]) -> None:
         checkpoints = self._config.checkpoints
         if checkpoints is not None and checkpoints.due(self._held.step) and self._writes(members):
-            with self._session.in_step(False):
+            with self._session.in_step(now=False):
                 self._save(checkpoints, programs.unflatten(self._held.leaves))
 
     def save_last(self, programs: Programs) -> str:
@@ -208,7 +209,7 @@ class Saving:
         while True:
             failure = self._group.agree("save the last state", self._saved_now(checkpoints, programs))
             again = bool(failure) and time.monotonic() < deadline_s
-            if not self._ranks.decide("save the last state once more", again):
+            if not self._ranks.decide("save the last state once more", value=again):
                 return failure
             # The disk may have room again, or be back: this group holds the only copy.
             _log.warning(

@@ -1,12 +1,12 @@
-"""What the user's loop knows of the job's step, and `steps`, the loop that always knows it.
+"""How far the user's loop follows the job's step, and `steps`, the loop that always does.
 
 A call of the step may advance by many steps (a heal), by none, or begin far from 0 (a restored checkpoint). So a loop
-that counts its own calls ends at another state than the other groups. Two things tell such a loop from one that
-follows the job: it does not iterate over `steps`, and it does not read the step after it has jumped.
+that counts its own calls ends at another state than the other groups. Two signs distinguish such a loop from a loop
+that follows the job: it does not iterate over `steps`, and it does not read the step after it has jumped.
 
-Any call may jump, and only the step tells. So once a call has jumped, a loop that follows the job has read the step
-before each later call too: one that reads it now and then, to log it or to save, is found at the first call where it
-has not. A loop over a range that reads the step between every two calls cannot be told from `while manager.step < n`:
+Any call may jump, and only the step shows it. So once a call has jumped, a loop that follows the job has read the
+step before each later call too: a loop that reads it now and then, to log it or to save, is found at the first call
+where it has not. A loop over a range that reads the step between every two calls looks like `while manager.step < n`:
 after a jump both are warned at once.
 """
 
@@ -38,12 +38,12 @@ class LoopWatch:
         self._over = False  # a loop over `steps` has come to its total, and none has begun since
         self._looked = False  # the loop has read the step since its last call of the step
         self.calls = 0
-        # The leaves that calls were given since one has returned: what the user's code has.
+        # The leaves that calls were given since the last return: the user's code has them.
         self._given: Sequence[Any] | None = None
         # How many calls of `step.edit` stand before the next step, and how many of these the loop's body has come to.
         self.edits_made = 0
         self._edits_seen = 0
-        self._unread: str = ""  # how the step came to be what it is, if the loop has not read it since
+        self._unread: str = ""  # how the step came to its value, if the loop has not read it since
         self._jump: str = ""  # how a call came to jump, if one has
         self._warned = False  # of a loop that may count its calls
 
@@ -53,7 +53,7 @@ class LoopWatch:
         self._looked = True
 
     def jumped(self, why: str, *, in_call: bool = False) -> None:
-        """The step is not what a loop that counts its calls believes, because `why`.
+        """The step differs from the count of a loop that counts its calls, because `why`.
 
         A loop over a range may begin at the step to which a restore or a join has led, so only what happens
         `in_call` is remembered.
@@ -157,7 +157,7 @@ class LoopWatch:
 
 
 class Steps(Protocol):
-    """What a loop over `steps` asks of an engine."""
+    """The questions of a loop over `steps` to an engine."""
 
     @property
     def step(self) -> int:
@@ -171,7 +171,7 @@ class Steps(Protocol):
 
     @property
     def loop(self) -> LoopWatch:
-        """What the user's loop knows of the step."""
+        """Whether the user's loop has seen the step."""
         ...
 
 

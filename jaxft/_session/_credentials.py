@@ -13,7 +13,7 @@ from jaxft_protocol import messages as m
 from jaxft_protocol.credentials import CredentialsError, DataKey, JobKey
 from jaxft_protocol.host.tls import Pem, read_pem
 from jaxft_protocol.proto import coordinator_pb2 as pb
-from jaxft_protocol.seals import Broken, Said, Seal
+from jaxft_protocol.seals import Body, Broken, Seal
 
 from jaxft._errors import ConfigurationError
 
@@ -49,10 +49,10 @@ class Credentials:
 
     @staticmethod
     def read(token: str | None, tls: TLS | None) -> "Credentials":
-        """Take the token, and read the certificates; by default those that the environment names.
+        """Take the token, and read the certificates; by default from the environment.
 
         Raises:
-            ConfigurationError: one of them is not usable. Nothing has been opened yet.
+            ConfigurationError: the token or a certificate is not usable. Nothing has been opened yet.
         """
         source = "token" if token is not None else f"the environment variable {TOKEN_VARIABLE}"
         # In a shell, an empty variable means that there is none. An empty argument is a mistake.
@@ -94,8 +94,8 @@ class Credentials:
             (
                 "certificate has expired",
                 True,
-                "renew it, and restart the coordinator, or set this machine's clock, if that is ahead. Or one in "
-                "`tls.ca` has expired",
+                "renew it, and restart the coordinator, or set this machine's clock, if that is ahead. Or an "
+                "authority in `tls.ca` has expired",
             ),
             (
                 "unsupported certificate purpose",
@@ -116,8 +116,8 @@ def _tls_of_environment() -> tuple[TLS | None, str]:
     """The certificates that the environment names, None if there are none; and which variables do, for an error."""
     found = [os.environ.get(name) or None for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE)]
     named = zip((CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE), found, strict=True)
-    said = " ".join(f"{name}={path}" for name, path in named if path is not None)
-    return (TLS(*found) if said else None), f"TLS of the environment ({said})"
+    given = " ".join(f"{name}={path}" for name, path in named if path is not None)
+    return (TLS(*found) if given else None), f"TLS of the environment ({given})"
 
 
 class Greeting:
@@ -163,8 +163,8 @@ class Greeting:
             to_group, to_coordinator = credentials.stream_keys(self._key, message, **nonces)
             self._seals = Seal(to_group), Seal(to_coordinator)
             return encoded.SerializeToString()
-        said = Said(encoded)
-        return said.data if self._seals is None else self._seals[1].close(said)
+        body = Body(encoded)
+        return body.data if self._seals is None else self._seals[1].close(body)
 
     def decode(self, received: bytes) -> m.CoordinatorMessage:
         """Decode the coordinator's next message. Raises Unproven if its origin is not proved, and WireError."""

@@ -19,7 +19,7 @@ TURN_S = 0.05
 
 
 class LoopThread:
-    """Runs tasks until it is stopped or one of them fails.
+    """Runs tasks until it is stopped or a task fails.
 
     Args:
         name: the thread's name.
@@ -129,7 +129,7 @@ class _Loop(asyncio.SelectorEventLoop):
     """Ignores what comes after its end.
 
     gRPC has one queue of events in a process. The loop of one session may take an event of another from it, passes it
-    on, and prints an error if that loop is closed. What is left then belongs to calls that were cancelled.
+    on, and prints an error if that loop is closed. The rest then belongs to calls that were cancelled.
     """
 
     def call_soon_threadsafe(

@@ -1,8 +1,8 @@
 """Where the training thread and the session's thread meet: events go one way, directives come back.
 
 The session's thread publishes the replica's state, and the directive that follows from it. The training thread posts
-events, waits for directives, and says how far it is. A new directive aborts the work under the old one. Once the
-session has ended, each call from the training thread raises an error that says why.
+events, waits for directives, and reports its progress. A new directive aborts the work under the old one. Once the
+session has ended, each call from the training thread raises an error with the reason.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Mailbox:
         # Also sent with heartbeats: whether the training thread is outside of a step, and its progress count.
         self.away = True
         self.progress = 0
-        # What the coordinator shows to people, if it asks for it. Sent with each heartbeat.
+        # For people who watch the coordinator, if it asks for it. Sent with each heartbeat.
         self.samples = Samples()
         self._closing = False
         self._ended: JaxftError | None = None  # why the session has ended
@@ -92,7 +92,7 @@ class Mailbox:
         self._check()
         try:
             self.loop.call(self._handle, event)
-        except RuntimeError:  # the loop has closed in the meantime; `_ended` says why
+        except RuntimeError:  # the loop has closed in the meantime; `_ended` has the reason
             self._check()
             raise
 
@@ -121,10 +121,10 @@ class Mailbox:
         """
         return self._await(lambda: holds(self._replica) or None, timeout_s) is not None
 
-    def wait_until_left(self, deadline_s: float, told: Step | None) -> Step | None:
+    def wait_until_left(self, deadline_s: float, taken: Step | None) -> Step | None:
         """Wait until this group has left or the deadline has passed; return early with a step whose digest is needed.
 
-        Ignores step `told`: its digest is already on its way to the session's thread.
+        Ignores step `taken`: its digest is already on its way to the session's thread.
 
         Raises:
             SessionFailed: the session has ended.
@@ -132,7 +132,7 @@ class Mailbox:
 
         def wanted() -> Step | None:
             directive = self._directive
-            return directive.step if isinstance(directive, TakeDigest) and directive.step != told else None
+            return directive.step if isinstance(directive, TakeDigest) and directive.step != taken else None
 
         def over() -> bool:
             return self._replica.phase in (Phase.LEFT, Phase.FAILED) or wanted() is not None
@@ -158,20 +158,20 @@ class Mailbox:
                 self._activity = None
 
     @contextlib.contextmanager
-    def in_step(self, now: bool) -> Iterator[None]:
+    def in_step(self, *, now: bool) -> Iterator[None]:
         """Within the context, heartbeats report whether the training thread is in a step.
 
-        Outside of steps it may take any amount of time; docs/guarantees.md says how the job waits for it.
+        Outside of steps it may take any amount of time; docs/guarantees.md has the job's patience.
         """
         before, self.away = self.away, not now
         try:
-            with self._ranks.in_step(now):
+            with self._ranks.in_step(now=now):
                 yield
         finally:
             self.away = before
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Show values beside this group's next sample."""
+        """Show values with this group's next sample."""
         self.samples.show(values)
 
     def sample(self, report: StepReport) -> None:
@@ -296,7 +296,7 @@ class Mailbox:
 
     def _check(self) -> None:
         if self._ended is not None:
-            # A new exception each time: one that is raised repeatedly collects the tracebacks of all callers.
+            # A new exception each time: a raised exception collects the tracebacks of all callers.
             raise type(self._ended)(str(self._ended)) from self._cause
 
     @property

@@ -1,4 +1,4 @@
-"""What a group has done since its last sample, for the people who watch its job.
+"""A group's work since its last sample, for the people who watch its job.
 
 The training thread adds each step, and the session's thread takes the sum once per heartbeat: steps of any length
 cost one small message a second.
@@ -47,7 +47,7 @@ class Samples:
             )
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Replace the shown values. What is not finite is left out.
+        """Replace the shown values, without those not finite.
 
         Raises:
             ConfigurationError: one is not a number.
@@ -57,7 +57,7 @@ class Samples:
             self._values = {name: number for name, number in numbers.items() if math.isfinite(number)}
 
     def take(self) -> Sample | None:
-        """Return what was added since the last call; None if that is nothing."""
+        """Return the additions since the last call; None if there are none."""
         with self._lock:
             taken, self._sum = self._sum, None
             if taken is None:

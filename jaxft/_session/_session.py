@@ -1,7 +1,7 @@
 """Runs the replica's core: a thread with an event loop.
 
 Only this thread changes the replica's state. It gets events from the training thread and messages from the
-coordinator, carries out what the core wants done, and publishes the state in the `Mailbox`.
+coordinator, carries out the core's effects, and publishes the state in the `Mailbox`.
 
 No part fails silently. A lost stream is reconnected. Any other failure of a task, the loop or the thread, and a loop
 that is stuck, ends the session (`Mailbox.end`): the stream closes, so that the other groups continue at once, and

@@ -43,6 +43,10 @@ _OPTIONS = [
 _DESCRIPTORS = 16
 
 
+# Errors that end a call and not the session.
+_ENDS_CALL = (grpc.aio.AioRpcError, ConnectionError, TimeoutError, Unproven, wire.WireError, IllegalEvent)
+
+
 class Stream:
     """Calls a coordinator, and sends and receives until the call ends."""
 
@@ -73,7 +77,7 @@ class Stream:
         return self._outbox is not None
 
     def send(self, message: GroupMessage | Sample) -> None:
-        """Send a message; without an open call it is dropped, since the next greeting says all that counts."""
+        """Send a message; without an open call it is dropped, since the next greeting has all that counts."""
         if self._outbox is not None:
             self._outbox.put_nowait(message)
 
@@ -86,7 +90,7 @@ class Stream:
     async def run(self, address: str) -> str:
         """Call the coordinator at `address`; return why the call has ended.
 
-        An exception other than those of a call passes through: it ends the session.
+        Other exceptions than a call's pass through: they end the session.
         """
         greeting = Greeting(self._credentials.key, known=self._proved)
         self._hung_up, self._task = "", asyncio.current_task()
@@ -107,10 +111,6 @@ class Stream:
                 message = greeting.decode(received)
                 self._proved |= greeting.proved
                 self._on_message(message)
-        except grpc.aio.AioRpcError as error:
-            reason = error.details() or error.code().name
-            if not greeting.begun:
-                reason = self._credentials.explained(reason)
         except asyncio.CancelledError:
             assert self._task is not None
             if self._hung_up:
@@ -118,16 +118,8 @@ class Stream:
             elif self._task.cancelling():
                 raise
             reason = self._hung_up or "the call was cancelled"
-        except (ConnectionError, TimeoutError) as error:
-            reason = str(error)
-        except Unproven as error:
-            reason = str(error)
-            _log.warning("[jaxft %s] does not follow the coordinator %s: %s", self._group, address, reason)
-        except wire.WireError as error:
-            reason = f"the coordinator sent a message that this version of jaxft cannot read: {error}"
-        except IllegalEvent as error:
-            reason = f"the coordinator sent a message that is not allowed now: {error}"
-            _log.warning("[jaxft %s] ends the stream to the coordinator %s: %s", self._group, address, reason)
+        except _ENDS_CALL as error:
+            reason = self._why(error, greeting, address)
         finally:
             self._outbox = self._task = None
             if writer is not None:
@@ -136,6 +128,25 @@ class Stream:
                 async with asyncio.timeout(GREETING_TIMEOUT_S):
                     await channel.close()
         return reason
+
+    def _why(self, error: Exception, greeting: Greeting, address: str) -> str:
+        match error:
+            case grpc.aio.AioRpcError():
+                reason = error.details() or error.code().name
+                return reason if greeting.begun else self._credentials.explained(reason)
+            case Unproven():
+                _log.warning("[jaxft %s] does not follow the coordinator %s: %s", self._group, address, error)
+                return str(error)
+            case wire.WireError():
+                return f"the coordinator sent a message that this version of jaxft cannot read: {error}"
+            case IllegalEvent():
+                reason = f"the coordinator sent a message that is not allowed now: {error}"
+                _log.warning(
+                    "[jaxft %s] ends the stream to the coordinator %s: %s", self._group, address, reason
+                )
+                return reason
+            case _:
+                return str(error)
 
     async def _resolved(self, address: str) -> tuple[str, list[tuple[str, Any]]]:
         """Where to connect to, and with which options. Only a name needs another thread."""
@@ -204,7 +215,7 @@ def channel_target(address: str, limit_s: float) -> tuple[str, list[tuple[str, A
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConnectionError(f"the host name in {address!r} is unknown: {why}") from error
-    # What it would be if gRPC resolved the name: proxies route by it, and certificates name it.
+    # As if gRPC resolved the name: proxies route by it, and certificates name it.
     named = [
         ("grpc.default_authority", address),
         ("grpc.ssl_target_name_override", split_address(address)[0]),
@@ -216,7 +227,7 @@ def _target(found: Sequence[Target]) -> str:
     """All addresses, in their order: gRPC tries the next one if one does not answer soon."""
     if all(family == socket.AF_INET for family, _ in found):
         return "ipv4:" + ",".join(f"{ip}:{port}" for _, (ip, port, *_) in found)
-    # A target has addresses of one family, and those of IPv4 can be written as of IPv6.
+    # A target has addresses of one family, and IPv4 addresses can be written as IPv6.
     return "ipv6:" + ",".join(
         f"[::ffff:{ip}]:{port}" if family == socket.AF_INET else f"[{ip}]:{port}"
         for family, (ip, port, *_) in found

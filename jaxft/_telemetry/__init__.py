@@ -1,1 +1,1 @@
-"""What a group tells of its steps, for people and for their tools: a file of events, and traces."""
+"""Reports of a group's steps, for people and for their tools: observers, and a file of events."""

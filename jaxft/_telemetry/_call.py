@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxft._report import StepReport
 
 _log = logging.getLogger("jaxft")
-# The phase in which a group waits for what the job decides next.
+# The phase in which a group waits for the job's next decision.
 WAIT = "wait"
 
 
@@ -19,7 +19,7 @@ class Call:
     """A call of the step that has ended.
 
     Attributes:
-        report: what it did.
+        report: of the call.
         before: the committed steps before it.
         began_ns: when it began, in nanoseconds since 1970.
         ended_ns: when it ended.
@@ -70,8 +70,8 @@ class Observers:
         self._of_phases = tuple(each for each in self._all if isinstance(each, PhaseObserver))
 
     def calling(self, before: int, *, shards: int | None = None, joins: bool = False) -> "Calling":
-        """Tell of a call of the step, which is the block. It says at its end what it did: `Calling.ended`."""
-        return Calling(self, before, shards, joins)
+        """Tell of a call of the step, which is the block. `Calling.ended` reports its result."""
+        return Calling(self, before, shards, joins=joins)
 
     def enters(self, phase: str, step: int, detail: str = "") -> None:
         """A phase of the call begins."""
@@ -95,7 +95,7 @@ class Observers:
 class Calling:
     """A call of the step, as its context manager."""
 
-    def __init__(self, observers: Observers, before: int, shards: int | None, joins: bool) -> None:
+    def __init__(self, observers: Observers, before: int, shards: int | None, *, joins: bool) -> None:
         self._observers = observers
         self._before = before
         self._shards = shards
@@ -104,7 +104,7 @@ class Calling:
         self._ended: tuple[StepReport, Sequence[Any]] | None = None
 
     def ended(self, report: StepReport, state: Sequence[Any] = ()) -> None:
-        """Say what the call did, and the leaves of the state after it."""
+        """Take the call's report, and the leaves of the state after it."""
         self._ended = report, state
 
     def __enter__(self) -> "Calling":

@@ -40,7 +40,7 @@ _MAX_SECRET_BYTES = 1 << 16
 
 
 class CredentialsError(ValueError):
-    """A secret, a key or a certificate cannot be used. The text says why and what to do; never the secret."""
+    """A secret, a key or a certificate cannot be used. The text has the reason and the advice; never the secret."""
 
 
 def read_secret(path: Path) -> bytes:
@@ -109,17 +109,17 @@ def new_nonce() -> bytes:
 
 def group_proof(key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes) -> bytes:
     """A group's answer to the coordinator's challenge."""
-    return _proof(key, "jaxft control", coordinator_nonce, group_nonce, *_said(hello))
+    return _proof(key, "jaxft control", coordinator_nonce, group_nonce, *_fields_of(hello))
 
 
 def stream_keys(
     key: JobKey, hello: Hello, *, coordinator_nonce: bytes, group_nonce: bytes
 ) -> tuple[bytes, bytes]:
     """The keys of one stream: for the coordinator's messages, and for the group's messages."""
-    said = _said(hello)
+    fields = _fields_of(hello)
     return (
-        _proof(key, "jaxft stream to group", coordinator_nonce, group_nonce, *said),
-        _proof(key, "jaxft stream to coordinator", coordinator_nonce, group_nonce, *said),
+        _proof(key, "jaxft stream to group", coordinator_nonce, group_nonce, *fields),
+        _proof(key, "jaxft stream to coordinator", coordinator_nonce, group_nonce, *fields),
     )
 
 
@@ -136,7 +136,7 @@ def listener_proof(key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler
 def connection_keys(
     key: DataKey, hello: bytes, *, listener_nonce: bytes, dialler_nonce: bytes
 ) -> tuple[bytes, bytes]:
-    """The keys of one connection: for what the listener sends, and for what the dialler sends."""
+    """The keys of one connection: for the listener's frames, and for the dialler's frames."""
     return (
         _proof(key, "jaxft data to dialler", listener_nonce, dialler_nonce, hello),
         _proof(key, "jaxft data to listener", listener_nonce, dialler_nonce, hello),
@@ -148,7 +148,7 @@ def is_proof(given: bytes, wanted: bytes) -> bool:
     return hmac.compare_digest(given, wanted)
 
 
-def _said(hello: Hello) -> tuple[bytes, ...]:
+def _fields_of(hello: Hello) -> tuple[bytes, ...]:
     numbers = (
         hello.incarnation,
         hello.rank,

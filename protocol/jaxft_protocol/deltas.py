@@ -1,6 +1,6 @@
 """A quorum on the wire: complete, or as the changes since the last one on the same stream.
 
-A quorum of a thousand members is 60 KB. If one of them dies, sending a thousand messages of that size to remove one
+A quorum of a thousand members is 60 KB. If a member dies, sending a thousand messages of that size to remove one
 name is wasteful. A stream is ordered, so both ends know its last quorum, and the next one is sent as the difference:
 who is gone, who is new, and which rule assigns the shards. Both ends assign them with the same pure functions.
 """
@@ -90,11 +90,11 @@ def member_from_proto(member: pb.Member) -> m.Member:
     )
 
 
-def _at_boundary(total_shards: int, weights: Weights, held: Shards) -> Shards:
+def _at_boundary(total_shards: int, weights: Weights, _held: Shards) -> Shards:
     return assign.at_boundary(total_shards, weights)
 
 
-def _one_each(total_shards: int, weights: Weights, held: Shards) -> Shards:
+def _one_each(_total_shards: int, weights: Weights, _held: Shards) -> Shards:
     return {name: (position,) for position, name in enumerate(weights)}
 
 

@@ -36,7 +36,7 @@ class Hello:
     # The state that the group holds, if it has taken part before: it may be busy for a long time before it joins.
     step: Step = Step(0)
     history: HistoryId = HistoryId(0)
-    # Counts the streams that this process has opened: a Hello may arrive after that of a later stream.
+    # Counts the streams that this process has opened: a Hello may arrive after a later stream's.
     stream: int = 0
 
 
@@ -111,7 +111,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a group has done since its last sample. It is for people: the cores never see it.
+    """A group's work since its last sample. It is for people: the cores never see it.
 
     `shards_again` counts shards that it computed more than once for a step. Times are totals, in seconds.
     """
@@ -128,13 +128,13 @@ class Sample:
     heals: int = 0
     heal_s: float = 0.0
     heal_bytes: int = 0
-    # What the training program shows, such as its loss.
+    # Numbers of the training program, such as its loss.
     values: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """The group is to end: it finishes its step, and leaves at that step's boundary, when `Drained` says so."""
+    """The group is to end: it finishes its step, and leaves at that step's boundary, on `Drained`."""
 
 
 GroupMessage = Hello | Join | Pinned | Ready | Vote | Heartbeat | HealFailed | Leave | Drain
@@ -283,9 +283,9 @@ class Paused:
 
 
 class HaltKind(enum.IntEnum):
-    """Why a job stops for all its groups. The numbers are those of the proto."""
+    """Why a job stops for all its groups. The numbers are the proto's."""
 
-    DIVERGED = 0  # states differ, and no majority says which is right
+    DIVERGED = 0  # states differ, without a majority
     NONFINITE = 1  # a step's means are not finite, and the job's policy is to stop then
     FAILED = 2  # the job cannot continue for another reason, such as a coordinator error on this job
     RAISED = 3  # the user's code raises an exception in every group

@@ -4,14 +4,14 @@ import functools
 import re
 from collections.abc import Sequence
 
-# Why a group is missing that has said so: an exception ended its loop. Any other reason is a failure.
+# Why a group is missing that has reported it: an exception ended its loop. Any other reason is a failure.
 LEFT = "it left"
 # ... or its loop ended at a step that is the last of its run: others should have no more steps, either.
 ENDED = "its loop ended"
 # ... or it was drained: it left at a step boundary, and another group has its place or its shards.
 DRAINED = "it was drained"
 
-# The setting of a job that says which meshes its groups may have, and its value if these may differ.
+# The setting of a job for the meshes that its groups may have, and its value if these may differ.
 MESHES = "meshes"
 ANY_MESHES = "any"
 
@@ -53,7 +53,7 @@ def listed(items: Sequence[str], separator: str = ", ") -> str:
 def one_line(text: str) -> str:
     """Return a text as one line that a log and a terminal can show, and that UTF-8 can encode.
 
-    What is not printable is escaped: it could fake further lines of a log, or move a terminal's cursor.
+    Unprintable signs are escaped: they could fake further lines of a log, or move a terminal's cursor.
     """
     line = " ".join(text.split())
     if line.isprintable():
@@ -72,7 +72,7 @@ def shards_text(total_shards: int | None) -> str:
 
 
 def gone_text(name: str, reason: str) -> str:
-    """Say that a group is no longer a member. One that left on purpose is not lost."""
+    """Say that a group is no longer a member. A group that left on purpose is not lost."""
     if reason == DRAINED:
         return f"{name} was drained"
     if reason == ENDED:

@@ -25,7 +25,7 @@ class Broken(ValueError):
     """A message has no MAC, or a wrong one."""
 
 
-class Said:
+class Body:
     """An encoded message. It is hashed once, however many streams it goes to."""
 
     def __init__(self, message: pb.GroupMessage | pb.CoordinatorMessage) -> None:
@@ -43,7 +43,7 @@ class Seal:
         self._key = key
         self._count = 0
 
-    def close(self, message: Said) -> bytes:
+    def close(self, message: Body) -> bytes:
         """Return the bytes of the next message, with its MAC."""
         return message.data + _PREFIX + self._next(message.digest)
 

@@ -21,7 +21,7 @@ def changed(value: V, **changes: Any) -> V:
     return copy
 
 
-# How long a wait is before the log says for whom.
+# How long a wait is before the log names for whom.
 SLOW_WAIT_S = 5.0
 
 

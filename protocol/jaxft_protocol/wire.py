@@ -1,6 +1,6 @@
 """Convert the cores' messages to protobuf and back.
 
-Untrusted bytes are checked here: a received message becomes a frozen value, or a `WireError` says what is wrong.
+Untrusted bytes are checked here: a received message becomes a frozen value, or a `WireError` names the problem.
 """
 
 import math
@@ -19,7 +19,7 @@ MAX_TEXT_LENGTH = 10_000
 MAX_ACCUSED = 10_000
 # The coordinator continues counting steps, terms and ids from a group's values, and must never exceed 64 bits.
 MAX_COUNT = 1 << 62
-# Of a sample: a year in one step; and what a training program shows of its steps, such as its loss.
+# Of a sample: a year in one step; and a training program's own numbers, such as its loss.
 MAX_SECONDS = 3.2e7
 MAX_VALUES = 8
 MAX_VALUE_NAME_LENGTH = 64
@@ -101,7 +101,7 @@ def group_to_proto(message: m.GroupMessage | m.Sample) -> pb.GroupMessage:  # no
 
 
 def _shortened(reason: str) -> str:
-    """Of a text for people, what the coordinator accepts: one that names each of many peers may be longer."""
+    """A text for people as the coordinator accepts it: a list of many peers may be longer."""
     return reason if len(reason) <= MAX_TEXT_LENGTH else f"{reason[: MAX_TEXT_LENGTH - 3]}..."
 
 
@@ -218,7 +218,7 @@ def coordinator_to_proto(  # noqa: C901 - one case for each message
 def coordinator_from_proto(
     message: pb.CoordinatorMessage, base: m.NewQuorum | None = None
 ) -> m.CoordinatorMessage:
-    """Return what the coordinator said on a stream that carried the quorum `base` last. Raises WireError."""
+    """Return the coordinator's message on a stream that carried the quorum `base` last. Raises WireError."""
     try:
         return _coordinator_from_proto(message, base)
     except deltas.UnknownBase as error:
@@ -285,8 +285,8 @@ def _coordinator_from_proto(  # noqa: C901 - one case for each message
         case "alive":
             return m.Alive()
         case "all_computed":
-            told = message.all_computed
-            return m.AllComputed(m.QuorumId(told.quorum_id), m.Step(told.step))
+            attempt = message.all_computed
+            return m.AllComputed(m.QuorumId(attempt.quorum_id), m.Step(attempt.step))
         case unknown:
             raise WireError(f"a message of kind {unknown!r} is not part of protocol {m.PROTOCOL_VERSION}")
 
@@ -309,7 +309,7 @@ def _heartbeat(heartbeat: pb.Heartbeat) -> m.Heartbeat:
 
 
 def _halt_kind(number: int) -> m.HaltKind:
-    """Read a kind of halt. One that this version does not know still stops the job."""
+    """Read a kind of halt. An unknown kind still stops the job."""
     known = {kind.value for kind in m.HaltKind}
     return m.HaltKind(number) if number in known else m.HaltKind.FAILED
 
@@ -426,7 +426,7 @@ def _text(name: str, value: str) -> str:
 
 def _line(name: str, value: str) -> str:
     """Read a text that logs and terminals show."""
-    return one_line(_text(name, value))[:MAX_TEXT_LENGTH]  # what is escaped becomes longer
+    return one_line(_text(name, value))[:MAX_TEXT_LENGTH]  # escaped signs become longer
 
 
 def _count(name: str, value: int) -> int:

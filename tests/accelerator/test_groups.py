@@ -53,7 +53,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         present.touch()
         here.until_dead(killed)
         back = started(here, "group-1", *gate)
-        here.until(lambda: back.says("heals to step"), "group-1 to heal")
+        here.until(lambda: back.logged("heals to step"), "group-1 to heal")
         again.touch()
         here.until_finished(survivor, back)
         yield Story(alone, survivor, killed, back)
@@ -77,4 +77,4 @@ def test_one_is_killed_and_heals(story: Story) -> None:
     assert [end["kind"] for end in ends] == ["pinned_host"] * 3
 
     for worker in (story.survivor, story.back):
-        assert not worker.says("may give different bits"), worker.log()
+        assert not worker.logged("may give different bits"), worker.log()

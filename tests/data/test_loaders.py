@@ -34,7 +34,7 @@ def test_a_killed_group_comes_back_to_the_same_batches(loader: str, tmp_path: Pa
         survivor = workers["group-0"]
         here.until(lambda: len(survivor.steps()) == 10, "the survivor to come to the gate")
         back = start(here, "group-1", *gated)
-        here.until(lambda: back.says("heals to step 10"), "it to heal")
+        here.until(lambda: back.logged("heals to step 10"), "it to heal")
         held.touch()
         here.until_finished(alone, survivor, back)
         assert {survivor.digest, back.digest} == {alone.digest}

@@ -85,7 +85,7 @@ def test_a_kill_changes_no_bit_of_a_run_alone(port: Path, tmp_path: Path) -> Non
         here.until_dead(victim)
         back = here.start("group-1", *flags, script=GROUP)
         here.until_finished(alone, survivor, back)
-        assert back.says("heals to step")
+        assert back.logged("heals to step")
         digests = {DIGEST.findall(worker.log())[-1] for worker in (alone, survivor, back)}
         assert len(digests) == 1, digests
         assert not DIGEST.findall(victim.log())

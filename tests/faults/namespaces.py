@@ -70,7 +70,7 @@ class Switch:
         self._nft(f"add rule bridge rules forward {self._between(source, target)} drop")
 
     def lose(self, percent: int) -> None:
-        """Drop so many of a hundred packets, of all of them."""
+        """Drop this percentage of all packets."""
         self._nft(f"add rule bridge rules forward numgen random mod 100 < {percent} drop")
 
     def cap(self, host: str, bits_per_s: int) -> None:

@@ -33,21 +33,21 @@ DAMAGED = "was damaged or changed on the way: its tag does not match"
 @pytest.mark.storm
 def test_what_arrives_damaged_in_a_heal_is_fetched_again(tmp_path: Path, undisturbed: str) -> None:
     with trial(tmp_path) as job:
-        # From one of two donors: the other makes up for it.
+        # From one donor: the other makes up for it.
         job.network.damage(job.network.around("group-1", out=False), times=1)
         job.kill("group-1")
         job.start("group-1")
         job.until_back("group-1")
         assert job.network.damaged == 1
         assert job.workers["group-1"].log().count(DAMAGED) == 1
-        assert not job.workers["group-1"].says("no donor is left")
+        assert not job.workers["group-1"].logged("no donor is left")
         # From both: the heal fails, by name, and another one begins.
         job.network.damage(job.network.around("group-1", out=False), times=2)
         job.kill("group-1")
         job.start("group-1")
         job.until_back("group-1")
         figures.info("damaged %d pieces of heals", job.network.damaged)
-        assert job.workers["group-1"].says(DAMAGED)
+        assert job.workers["group-1"].logged(DAMAGED)
         job.finish(undisturbed)
 
 

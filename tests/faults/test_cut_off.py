@@ -17,11 +17,11 @@ def cut(
     job: Trial, victim: str, pairs: tuple[tuple[str, str], ...], until: Callable[[], None], name: str
 ) -> None:
     """Cut links `until` something has happened, restore them, and check how long everything took."""
-    with job.fault(victim) as told:
+    with job.fault(victim) as heard:
         job.network.cut(pairs)
         until()
         job.network.repair(pairs)
-    standstill_s, again_s = job.standstill_s(told()), job.again_s(told(), victim)
+    standstill_s, again_s = job.standstill_s(heard()), job.again_s(heard(), victim)
     figures.info("%s: stood still %.2f s, back after %.2f s", name, standstill_s, again_s)
     assert standstill_s < MOST_S + slack_s()
     assert again_s < FAILURE_S + slack_s()
@@ -51,7 +51,7 @@ def test_a_group_that_is_cut_off_is_put_out_and_comes_back(tmp_path: Path, undis
 
 @pytest.mark.storm
 @pytest.mark.parametrize(("into", "out"), [(True, False), (False, True)])
-def test_a_cut_in_one_direction(into: bool, out: bool, tmp_path: Path, undisturbed: str) -> None:
+def test_a_cut_in_one_direction(*, into: bool, out: bool, tmp_path: Path, undisturbed: str) -> None:
     with trial(tmp_path) as job:
         cut_around(job, "group-0", into=into, out=out)
         job.finish(undisturbed)
@@ -59,18 +59,18 @@ def test_a_cut_in_one_direction(into: bool, out: bool, tmp_path: Path, undisturb
 
 @pytest.mark.storm
 def test_a_dead_link_between_two_healthy_groups(tmp_path: Path, undisturbed: str) -> None:
-    """What dies costs an attempt; what carries nothing costs one of the two its place, and the job goes on."""
+    """A dead link costs an attempt; a link that carries nothing costs a group its place, and the job continues."""
     both = (("group-0", "group-1"), ("group-1", "group-0"))
     with trial(tmp_path) as job:
-        with job.fault("group-0", "group-1") as told:
+        with job.fault("group-0", "group-1") as heard:
             assert job.network.reset("group-0", "group-1") > 0
-        figures.info("link died: stood still %.2f s", job.standstill_s(told()))
-        assert job.standstill_s(told()) < slack_s()
+        figures.info("link died: stood still %.2f s", job.standstill_s(heard()))
+        assert job.standstill_s(heard()) < slack_s()
 
         def one_is_out() -> None:
             job.here.until(
                 lambda: job.coordinator_says("evicts group-0") or job.coordinator_says("evicts group-1"),
-                "one of the two to be evicted",
+                "either group to be evicted",
             )
             job.until_step("group-2", 3)
 

@@ -19,7 +19,7 @@ MANY, MANY_STEPS = 10, 1000
 
 @contextmanager
 def slow_links_into(job: Trial, joiner: str) -> Iterator[None]:
-    """Have what a joiner fetches take its time; not for long, or it would never catch up with the others."""
+    """Slow a joiner's fetch down; not for long, or it would never catch up with the others."""
     pairs = job.network.around(joiner, out=False)
     job.network.cap(pairs, LINK_BYTES_PER_S)
     yield
@@ -28,7 +28,7 @@ def slow_links_into(job: Trial, joiner: str) -> Iterator[None]:
 
 def until_it_heals(job: Trial, group: str) -> None:
     worker = job.workers[group]
-    job.here.until(lambda: worker.says("heals to step"), f"{group} to heal")
+    job.here.until(lambda: worker.logged("heals to step"), f"{group} to heal")
 
 
 def is_in_the_middle(job: Trial, joiner: str) -> bool:
@@ -79,8 +79,8 @@ def test_a_donor_killed_in_a_heal_changes_nothing(tmp_path: Path) -> None:
             job.kill("group-1")
             assert is_in_the_middle(job, "group-0")
         job.until_back("group-0")
-        assert job.workers["group-0"].says("Dropped donor group-1")
-        assert job.workers["group-0"].says("no donor is left that keeps"), "the other one had trained on"
+        assert job.workers["group-0"].logged("Dropped donor group-1")
+        assert job.workers["group-0"].logged("no donor is left that keeps"), "the other one had trained on"
         job.former.append(job.workers.pop("group-1"))
         job.finish(digest_alone(STEPS, *WIDTH))
 

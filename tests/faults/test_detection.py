@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.trial import HEARTBEAT_S, Trial, figures, slack_s, trial
 
-# By default, tests/coordinator/test_server.py shows what a closed stream and silence lead to, without times.
+# By default, tests/coordinator/test_server.py shows the effects of a closed stream and of silence, without times.
 pytestmark = [pytest.mark.storm, pytest.mark.processes, pytest.mark.timeout(240)]
 
 # A machine that stalls may be late once; with nothing in the way it takes a few milliseconds.
@@ -18,11 +18,11 @@ TICK_S = 0.1
 
 
 def noticed_s(job: Trial, text: str, since_s: float) -> float:
-    """How long after a moment the coordinator has said something of a group, by its own log."""
+    """How long after a moment the coordinator has logged something of a group."""
     job.until_coordinator_says(text)
     line = next(line for line in job.here.coordinator_log.read_text().splitlines() if text in line)
-    said = datetime.strptime(line[: len("2000-01-01 00:00:00,000")], "%Y-%m-%d %H:%M:%S,%f")
-    return said.timestamp() - since_s
+    logged = datetime.strptime(line[: len("2000-01-01 00:00:00,000")], "%Y-%m-%d %H:%M:%S,%f")
+    return logged.timestamp() - since_s
 
 
 def test_deaths_are_noticed_in_time(tmp_path: Path, undisturbed: str) -> None:

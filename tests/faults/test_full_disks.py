@@ -61,7 +61,7 @@ def test_checkpoints_wait_for_room_and_training_does_not(tmp_path: Path, disk: P
                 "a warning that the disk is full",
             )
             job.until_step("group-0", 3)
-            assert saved.steps() == kept, "what was saved stays"
+            assert saved.steps() == kept, "saved steps stay"
             fresh = init(WIDTH)
             found = saved.restore(fresh, job="toy")
             assert found is not None
@@ -73,8 +73,8 @@ def test_checkpoints_wait_for_room_and_training_does_not(tmp_path: Path, disk: P
 @pytest.mark.storm
 def test_the_coordinator_waits_for_room(tmp_path: Path, disk: Path, undisturbed: str) -> None:
     with trial(tmp_path, state=disk / "state") as job:
-        with job.fault("coordinator") as told, full(disk):
+        with job.fault("coordinator") as heard, full(disk):
             job.here.until(lambda: "No space left" in job.here.coordinator_log.read_text(), "it to say so")
-        figures.info("coordinator's disk full: stood still %.2f s", job.standstill_s(told()))
-        assert job.standstill_s(told()) < told().seconds + FAILURE_S + slack_s()
+        figures.info("coordinator's disk full: stood still %.2f s", job.standstill_s(heard()))
+        assert job.standstill_s(heard()) < heard().seconds + FAILURE_S + slack_s()
         job.finish(undisturbed)

@@ -29,17 +29,16 @@ def job_on(folder: Path, *flags: str) -> Iterator[tuple[Trial, Switch]]:
 
 
 def broken(job: Trial, net: Switch, victim: str, cuts: list[tuple[str, str]], name: str) -> None:
-    """Make cuts until the quorum goes on without a group, restore the network, and check how long everything took."""
+    """Make cuts until the quorum continues without a group, restore the network, and check how long everything
+    took."""
     lost = job.here.coordinator_log.read_text().count("lost ")
-    with job.fault(victim) as told:
+    with job.fault(victim) as heard:
         for source, target in cuts:
             net.cut(source, target)
-        job.here.until(
-            lambda: job.here.coordinator_log.read_text().count("lost ") > lost, "a quorum without one of them"
-        )
+        job.here.until(lambda: job.here.coordinator_log.read_text().count("lost ") > lost, "a smaller quorum")
         job.until_step("group-2", 3)
         net.restore()
-    standstill_s, again_s = job.standstill_s(told()), job.again_s(told(), victim)
+    standstill_s, again_s = job.standstill_s(heard()), job.again_s(heard(), victim)
     figures.info("%s: stood still %.2f s, back after %.2f s", name, standstill_s, again_s)
     assert standstill_s < MOST_S + slack_s()
     assert again_s < FAILURE_S + slack_s()
@@ -59,7 +58,7 @@ def test_a_host_without_a_cable(tmp_path: Path, undisturbed: str) -> None:
 
 @pytest.mark.storm
 @pytest.mark.parametrize(("into", "out"), [(True, False), (False, True)])
-def test_a_cable_that_carries_one_way(into: bool, out: bool, tmp_path: Path, undisturbed: str) -> None:
+def test_a_cable_that_carries_one_way(*, into: bool, out: bool, tmp_path: Path, undisturbed: str) -> None:
     with job_on(tmp_path) as (job, net):
         name = "hears nothing" if into else "is not heard"
         broken(job, net, "group-1", around(net, "group-1", into=into, out=out), name)
@@ -80,12 +79,12 @@ def test_one_packet_in_twenty_is_lost(tmp_path: Path, undisturbed: str) -> None:
     with job_on(tmp_path) as (job, net):
         net.lose(5)
         before = len(job.workers["group-0"].steps())
-        with job.fault("coordinator") as told:
+        with job.fault("coordinator") as heard:
             job.until_step("group-0", 30)
         figures.info(
             "5 %% loss: %.2f s a step, longest pause %.2f s",
-            told().seconds / (len(job.workers["group-0"].steps()) - before),
-            job.standstill_s(told()),
+            heard().seconds / (len(job.workers["group-0"].steps()) - before),
+            job.standstill_s(heard()),
         )
         assert not job.coordinator_says("evicts")
         job.finish(undisturbed)

@@ -1,7 +1,7 @@
 """Groups of several processes, each process on a separate host, in a network that can be broken.
 
-What is cut carries nothing and tells neither end, so only silence shows it. Every deadline of a job follows from its
-`failure_timeout_s`: a rank may be silent for a sixth of it, an exchange or a heal for a half.
+A cut link carries nothing, without a sign at either end, so only silence shows it. Every deadline of a job follows
+from its `failure_timeout_s`: a rank may be silent for a sixth of it, an exchange or a heal for a half.
 """
 
 import signal
@@ -84,7 +84,7 @@ class Job:
         return tuple(word for name, step in steps.items() for word in ("--gate", f"{step}:{self.gate(name)}"))
 
     def hold(self, rank: int, text: str) -> dict[int, Sequence[str]]:
-        """Flags of one rank, which wait when the library says so, until `go_on`."""
+        """Flags of a rank that waits at a line of the library's log, until `go_on`."""
         return {rank: ("--hold", f"{text}:{self.gate('hold')}")}
 
     def until_held(self) -> None:
@@ -94,9 +94,9 @@ class Job:
         self.gate("hold").touch()
 
     def until_coordinator_says(self, text: str) -> None:
-        self.here.until(lambda: self.says(text), f"the coordinator to say {text!r}")
+        self.here.until(lambda: self.logged(text), f"the coordinator to say {text!r}")
 
-    def says(self, text: str) -> bool:
+    def logged(self, text: str) -> bool:
         return text in self.here.coordinator_log.read_text()
 
     def until_steps(self, group: Group, count: int) -> None:
@@ -106,21 +106,21 @@ class Job:
             )
 
     def until_ended_again(self, group: Group, why: str, *, or_aborted: Sequence[int] = ()) -> None:
-        """Wait until all ranks have ended with the status of a group that has lost a rank, one of them because.
+        """Wait until all ranks have ended with the status of a group that has lost a rank, and a rank has logged why.
 
-        Those in `or_aborted` may have been aborted by JAX, whose service in rank 0 they have lost.
+        Ranks in `or_aborted` may have been aborted by JAX, whose service in rank 0 they have lost.
         """
         for rank, worker in enumerate(group.ranks):
             self.here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
             if rank in or_aborted and worker.process.returncode == -signal.SIGABRT:
-                assert worker.says("JAX distributed service"), worker.log()
+                assert worker.logged("JAX distributed service"), worker.log()
                 continue
             assert worker.process.returncode == AGAIN, worker.log()
-            assert worker.says("because a group shares fate"), worker.log()
-        assert any(worker.says(why) for worker in group.ranks), self.here.logs()
+            assert worker.logged("because a group shares fate"), worker.log()
+        assert any(worker.logged(why) for worker in group.ranks), self.here.logs()
 
     def until_heals(self, group: Group) -> None:
-        self.here.until(lambda: group.leader.says("heals to step"), f"{group.name} to heal")
+        self.here.until(lambda: group.leader.logged("heals to step"), f"{group.name} to heal")
 
     def finish(self, undisturbed: str, *groups: Group) -> None:
         """Run to the end, with the bits of the undisturbed run."""
@@ -225,12 +225,12 @@ def test_a_rank_that_is_cut_off_from_its_peers_costs_its_group_the_place_and_no_
         net.cut_off(f"group-1.{rank}", f"group-0.{rank}")
         job.gate("cut").touch()
         job.until_coordinator_says("evicts group-")
-        put_out = groups[1] if job.says("evicts group-1") else groups[0]
+        put_out = groups[1] if job.logged("evicts group-1") else groups[0]
         net.restore()
         # Where the others had committed nothing since, it follows without a heal.
         follows = f"{put_out.name} stands by at step"
         job.here.until(
-            lambda: put_out.leader.says("heals to step") or job.says(follows),
+            lambda: put_out.leader.logged("heals to step") or job.logged(follows),
             f"{put_out.name} to heal or follow",
         )
         job.gate("back").touch()
@@ -250,7 +250,7 @@ def test_only_the_leader_needs_the_coordinator_and_waits_for_it(
         job.gate("first").touch()
         for group in groups:
             job.until_steps(group, GATE)
-        assert not job.says("lost group-1")
+        assert not job.logged("lost group-1")
         assert {tuple(event["members"]) for event in groups[0].leader.steps()} == {("group-0", "group-1")}
         net.cut_off("group-1.0", "coordinator")
         job.gate("second").touch()
@@ -297,8 +297,8 @@ def test_a_rank_that_is_cut_off_before_all_ranks_are_there_ends_its_group(
         net.cut_off("group-1.0", "group-1.1")
         job.go_on()
         job.until_ended_again(group, f"it has not connected with this rank for {job.failure_s:g} s")
-        assert group.leader.says("Still waiting for group 'group-1' to connect for rank 1")
-        assert not job.says("group-1 is present")
+        assert group.leader.logged("Still waiting for group 'group-1' to connect for rank 1")
+        assert not job.logged("group-1 is present")
         net.restore()
         job.finish(undisturbed, job.start("group-1"))
 
@@ -338,7 +338,7 @@ def test_a_rank_that_is_cut_off_from_its_donors_heals_when_it_reaches_them(
         job.until_held()
         net.cut_off("group-0.1", "group-1.1")
         job.go_on()
-        job.here.until(lambda: joiner.ranks[1].says("Dropped donor group-0"), "the fetch to fail")
+        job.here.until(lambda: joiner.ranks[1].logged("Dropped donor group-0"), "the fetch to fail")
         net.restore()
         job.here.until(lambda: joiner.leader.log().count("heals to step") > 1, "the group to heal once more")
         job.gate("healing").touch()
@@ -348,13 +348,13 @@ def test_a_rank_that_is_cut_off_from_its_donors_heals_when_it_reaches_them(
 
 @pytest.mark.storm
 def test_a_rank_whose_heal_takes_long_is_waited_for_while_bytes_move(net: Switch, tmp_path: Path) -> None:
-    """Rank 0 has what it needs at once, and waits for the other longer than `failure_timeout_s`."""
+    """Rank 0 has its stripes at once, and waits for the other longer than `failure_timeout_s`."""
     steps, width = 6, ("--width", "120000")
     undisturbed = digest_of(tmp_path, RANKS, "--steps", str(steps), *width)
     # Three matrices of 16 rows with 4 bytes, and three of 4 columns with 2 or 4, of which each rank holds a half.
     least_bytes = 120_000 * (3 * 16 * 4 + 3 * 4 * 2) / RANKS
     # A joiner gives up a donor whose chunk takes longer than half of the timeout: of thirteen in one and a half
-    # timeouts none does, even if the link moves only a quarter of what it could.
+    # timeouts none does, even if the link moves at a quarter of its rate.
     with job_on(net, tmp_path, most_failure_s=45.0) as job:
         job.steps = steps
         gates = (*job.gates(healing=3), *width)
@@ -363,7 +363,7 @@ def test_a_rank_whose_heal_takes_long_is_waited_for_while_bytes_move(net: Switch
         net.cap("group-1.1", round(8 * least_bytes / (1.5 * job.failure_s)))
         try:
             joiner = job.start("group-1", *gates, own=job.hold(1, "wait step 3"))
-            job.here.until(lambda: joiner.leader.says("for rank 1 in 'heal"), "rank 0 to wait")
+            job.here.until(lambda: joiner.leader.logged("for rank 1 in 'heal"), "rank 0 to wait")
             job.until_held()  # it has healed
         finally:
             net.uncap("group-1.1")
@@ -377,7 +377,7 @@ def test_a_rank_whose_exchange_takes_long_is_waited_for_while_bytes_move(net: Sw
     """Rank 0 of both groups has its lanes at once, and waits for the other longer than `failure_timeout_s`."""
     steps, width = 6, ("--width", "60000")
     undisturbed = digest_of(tmp_path, RANKS, "--steps", str(steps), *width)
-    # The gradients of a matrix of 16 rows and of one of 4 columns, of which each rank sends a half.
+    # The gradients of a matrix of 16 rows and of a matrix of 4 columns, of which each rank sends a half.
     least_bytes = 60_000 * (16 + 4) * 4 / RANKS
     with job_on(net, tmp_path, most_failure_s=45.0) as job:
         job.steps = steps
@@ -386,7 +386,7 @@ def test_a_rank_whose_exchange_takes_long_is_waited_for_while_bytes_move(net: Sw
         net.cap("group-1.1", round(8 * least_bytes / (2 * job.failure_s)))
         job.go_on()
         try:
-            job.here.until(lambda: both[1].leader.says("for rank 1 in 'exchange"), "rank 0 to wait")
+            job.here.until(lambda: both[1].leader.logged("for rank 1 in 'exchange"), "rank 0 to wait")
             patience.until(
                 lambda: all(len(worker.steps()) >= 4 for worker in both[1].ranks),
                 "group-1 to take 4 steps",
@@ -396,8 +396,8 @@ def test_a_rank_whose_exchange_takes_long_is_waited_for_while_bytes_move(net: Sw
         finally:
             net.uncap("group-1.1")
         job.finish(undisturbed, *both)
-        assert not job.says("evicts"), job.here.logs()
-        assert not job.says("tried again"), job.here.logs()
+        assert not job.logged("evicts"), job.here.logs()
+        assert not job.logged("tried again"), job.here.logs()
 
 
 @pytest.mark.storm
@@ -424,7 +424,7 @@ def test_a_rank_that_is_cut_off_in_a_save_leaves_the_checkpoint_before(
         net.restore()
         back = job.start("group-1", *flags)
         job.finish(undisturbed, back)
-        assert all(worker.says(f"restored step {GATE}") for worker in back.ranks)
+        assert all(worker.logged(f"restored step {GATE}") for worker in back.ranks)
 
 
 @pytest.mark.storm
@@ -443,5 +443,5 @@ def test_a_rank_that_is_cut_off_at_the_end_ends_its_group_and_the_job_is_done(
         job.until_ended_again(victim, "silent for")
         job.finish(undisturbed, survivor)
         net.restore()
-        # It learns that the job is done, or does what is left of it.
+        # It learns that the job is done, or does the rest of it.
         job.here.until_finished(*job.start("group-1").ranks)

@@ -1,4 +1,4 @@
-"""SIGSTOP, for shorter and longer than the heartbeat timeout; the kernel goes on answering for the stopped one."""
+"""SIGSTOP, for shorter and longer than the heartbeat timeout; the kernel still answers for the stopped process."""
 
 import signal
 import time
@@ -20,11 +20,11 @@ SHORT_S = 0.1 * HEARTBEAT_S
 def stop_for(job: Trial, group: str, until: Callable[[], None]) -> tuple[float, float]:
     """Stop a group `until` something; returns for how long the job stood still, and how long it was still away."""
     process = job.workers[group].process
-    with job.fault(group) as told:
+    with job.fault(group) as heard:
         process.send_signal(signal.SIGSTOP)
         until()
         process.send_signal(signal.SIGCONT)
-    return job.standstill_s(told()), job.again_s(told(), group)
+    return job.standstill_s(heard()), job.again_s(heard(), group)
 
 
 @pytest.mark.long
@@ -52,5 +52,5 @@ def test_a_stop_of_any_length_changes_nothing(tmp_path: Path, undisturbed: str) 
         victim = job.workers["group-1"]
         caught_up = [event for event in victim.steps() if event["healed"] is not None]
         assert [(event["attempts"], event["shards"]) for event in caught_up] == [(0, [])] * len(caught_up)
-        assert caught_up, "it says that it only caught up, whatever it had tried before it was stopped"
+        assert caught_up, "it reports that it only caught up, whatever it had tried before it was stopped"
         job.finish(undisturbed)

@@ -22,7 +22,7 @@ from tests import patience
 from tests.clusters import Cluster, Worker, cluster
 from tests.faults.namespaces import Switch
 
-# What a fault has cost, for a run with --log-cli-level=INFO.
+# The cost of a fault, for a run with --log-cli-level=INFO.
 figures = logging.getLogger("figures")
 
 GROUPS = ("group-0", "group-1", "group-2")
@@ -41,7 +41,7 @@ def slack_s() -> float:
 
 @dataclass
 class Trial:
-    """The job, and what is known of it."""
+    """The job, with its workers and faults."""
 
     here: Cluster
     flags: tuple[str, ...]
@@ -72,7 +72,7 @@ class Trial:
         return ("--coordinator", network.coordinator_of(group), "--host", network.host_of(group))
 
     def until_step(self, group: str, count: int) -> None:
-        """Wait until a group has taken part in so many more steps."""
+        """Wait until a group has taken part in this many more steps."""
         worker = self.workers[group]
         before = len(worker.steps())
         self.here.until(lambda: len(worker.steps()) >= before + count, f"{group} to take {count} more steps")
@@ -101,14 +101,14 @@ class Trial:
 
     @contextmanager
     def fault(self, group: str, other: str = "") -> Iterator[Callable[[], Fault]]:
-        """Measure a fault that lasts for the length of the context; what it yields tells of it afterwards."""
+        """Measure a fault that lasts for the length of the context; its value reports it afterwards."""
         began_s = time.time()
         seconds = 0.0
 
-        def told() -> Fault:
+        def heard() -> Fault:
             return Fault(kind="", group=group, other=other, t_s=began_s, seconds=seconds)
 
-        yield told
+        yield heard
         seconds = time.time() - began_s
 
     def standstill_s(self, fault: Fault) -> float:
@@ -126,7 +126,7 @@ class Trial:
         return found
 
     def _until_it_ends(self, worker: Worker) -> None:
-        """Wait for the end of a group, for as long as it goes on: the steps may be many."""
+        """Wait for the end of a group, for as long as it takes steps: there may be many."""
         while worker.process.poll() is None:
             size_bytes = worker.events_path.stat().st_size
             self.here.until(
@@ -173,12 +173,11 @@ def history_of(worker: Worker) -> History:
 def trial(
     folder: Path,
     *flags: str,
-    groups: tuple[str, ...] = GROUPS,
     steps: int = STEPS,
     heartbeat_s: float = HEARTBEAT_S,
     failure_s: float = FAILURE_S,
     state: Path | None = None,
-    own_flags: Callable[[str], tuple[str, ...]] = lambda group: (),
+    own_flags: Callable[[str], tuple[str, ...]] = lambda _group: (),
 ) -> Iterator[Trial]:
     """A job of all groups, which has taken its first steps with all of them, over a network that can be broken."""
     with ExitStack() as stack:
@@ -192,8 +191,8 @@ def trial(
             return None if found is None else int(found.group(1))
 
         made = Trial(here, common_flags(folder, steps, failure_s, flags), folder / "hurry")
-        made.broken_network = stack.enter_context(Network(groups, where))
-        begin(made, groups, own_flags)
+        made.broken_network = stack.enter_context(Network(GROUPS, where))
+        begin(made, GROUPS, own_flags)
         yield made
 
 
@@ -204,7 +203,7 @@ def trial_over(net: Switch, folder: Path, *flags: str) -> Iterator[Trial]:
         here.namespace, here.host = net.namespace, net.address("coordinator")
         start_coordinator(here, HEARTBEAT_S, folder / "state", "--insecure")
         made = Trial(here, common_flags(folder, STEPS, FAILURE_S, flags), folder / "hurry")
-        begin(made, GROUPS, lambda group: ())
+        begin(made, GROUPS, lambda _group: ())
         yield made
 
 

@@ -144,7 +144,7 @@ def test_an_operator_evicts_a_group_with_the_token_only(tmp_path: Path) -> None:
             expect(page.get_by_role("button", name="Pause")).to_be_visible()
         gate.touch()
         here.until(lambda: workers["group-1"].process.poll() is not None, "group-1 to end")
-        assert workers["group-1"].says("an operator evicted it: bad memory")
+        assert workers["group-1"].logged("an operator evicted it: bad memory")
         here.until_finished(workers["group-0"])
         log = here.coordinator_log.read_text()
     assert [text for text in errors if "401" not in text] == []

@@ -124,7 +124,7 @@ def test_the_time_of_a_coordinator_that_is_stopped_is_not_productive(tmp_path: P
         after = web.job()
         steps_s = web.metric("jaxft_step_seconds_sum", job="toy")
         assert "this coordinator did not run for" in here.coordinator_log.read_text()
-        assert not any(worker.says("evict") for worker in workers.values())
+        assert not any(worker.logged("evict") for worker in workers.values())
     passed_s = sum(after["badput_seconds"].values()) - sum(before["badput_seconds"].values())
     assert passed_s > stopped_s - heartbeat_s / 2
     assert steps_s == pytest.approx(after["goodput_seconds"], abs=heartbeat_s / 2)

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxft_launch.processes._ranks import free_ports
 from tests.clusters import WORKER, Cluster, Worker, cluster
@@ -40,10 +41,9 @@ def start_ranks(
     *,
     own: Mapping[int, Sequence[str]] | None = None,
     devices: int = 1,
-    coordinated: bool = True,
-    script: Path = WORKER,
+    **start: Any,
 ) -> Group:
-    """Start a group of so many processes with so many devices each; `own` are further flags of single ranks."""
+    """Start a group with this many ranks and devices a rank. `own`: more flags, by rank; `start`: see Cluster."""
     port = free_ports(1)[0]
     return Group(
         name,
@@ -52,8 +52,7 @@ def start_ranks(
                 name,
                 *("--world", f"{rank}:{ranks}:{port}:{devices}", *flags),
                 *(own or {}).get(rank, ()),
-                coordinated=coordinated,
-                script=script,
+                **start,
             )
             for rank in range(ranks)
         ],

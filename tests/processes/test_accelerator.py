@@ -24,12 +24,12 @@ FINE, WHOLE = "1", str(1 << 30)
         pytest.param(GROUPS, FINE, ("--model", "sam"), "exchange step 5 stage 2", marks=pytest.mark.long),
         (GROUPS[:1], WHOLE, (), "exchange step 5"),
     ],
-    ids=["all", "in buckets", "several stages in buckets", "one of three"],
+    ids=["all", "in buckets", "several stages in buckets", "a third group"],
 )
 def test_a_kill_changes_nothing(
     accelerated: tuple[str, ...], bucket_bytes: str, options: tuple[str, ...], phase: str, tmp_path: Path
 ) -> None:
-    """Two groups compute what the third had, add it on their devices, and keep the state for it when it is back."""
+    """Two groups take the third's shards, add them on their devices, and keep the state for it when it is back."""
     back = tmp_path / "back"
     gate = ("--gate", f"20:{back}")
 
@@ -44,12 +44,12 @@ def test_a_kill_changes_nothing(
         )
         here.until_dead(workers["group-2"])
         again = here.start("group-2", *flags("group-2"))
-        here.until(lambda: again.says("heals to step"), "the killed group to heal")
+        here.until(lambda: again.logged("heals to step"), "the killed group to heal")
         back.touch()
         survivors = [workers[group] for group in GROUPS[:2]]
         here.until_finished(*survivors, again)
         assert {worker.digest for worker in (*survivors, again)} == {digest_alone(STEPS, *options)}
         for group, worker in zip(GROUPS, survivors, strict=False):
-            assert worker.says("Shards are added on the devices") == (group in accelerated)
-            assert worker.says("to the host for joiners, beside the step") == (group in accelerated)
+            assert worker.logged("Shards are added on the devices") == (group in accelerated)
+            assert worker.logged("to the host for joiners, beside the step") == (group in accelerated)
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))

@@ -38,9 +38,9 @@ def train_and_kill_all(here: Cluster) -> None:
     here.start_coordinator(*TIMEOUT)
     first, gate = here.folder / "first-saved", here.folder / "never"
     gates = ("--gate", f"15:{first}", "--gate", f"{DIE_AT}:{gate}")
-    workers = here.start_together(GROUPS, lambda group: (*flags(here), *gates))
-    # A save that is still under way would have that of step 20 skipped.
-    saved = lambda: any(worker.says("saved step 10") for worker in workers.values())  # noqa: E731
+    workers = here.start_together(GROUPS, lambda _group: (*flags(here), *gates))
+    # A save that is still under way would have step 20's skipped.
+    saved = lambda: any(worker.logged("saved step 10") for worker in workers.values())  # noqa: E731
     here.until(saved, "the checkpoint of step 10")
     first.touch()
     at_gate = lambda: all(worker.step == DIE_AT for worker in workers.values())  # noqa: E731
@@ -61,7 +61,7 @@ def resume(here: Cluster) -> list[Worker]:
     gate = here.folder / "all-back"
     workers = [here.start(group, *flags(here), "--gate", f"30:{gate}") for group in GROUPS]
     here.until(
-        lambda: all(worker.steps() or worker.says("heals to") for worker in workers), "both to be back"
+        lambda: all(worker.steps() or worker.logged("heals to") for worker in workers), "both to be back"
     )
     gate.touch()
     here.until_finished(*workers)
@@ -75,7 +75,7 @@ def test_it_resumes_from_the_newest_checkpoint_and_says_so(undisturbed: str, tmp
         assert {worker.digest for worker in workers} == {undisturbed}
         assert {worker.events()[0]["step"] for worker in workers} <= {20, 0}  # 0: it came late, and healed
         text = f"restored step 20 from {tmp_path}/checkpoints/20; the job had committed {DIE_AT}: 5 steps are done"
-        assert any(worker.says(text) for worker in workers)
+        assert any(worker.logged(text) for worker in workers)
         assert "resumes at step 20" in here.coordinator_log.read_text()
         assert "5 steps are done again" in here.coordinator_log.read_text()
         assert "40" in saved_steps(here)  # also the last state
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_is_passed_over(undisturbed: str, tmp_path: Path) -
                 path.write_bytes(path.read_bytes()[:-100])
         workers = resume(here)
         assert {worker.digest for worker in workers} == {undisturbed}
-        assert any(worker.says("checkpoints/20: ") for worker in workers)
+        assert any(worker.logged("checkpoints/20: ") for worker in workers)
         assert "resumes at step 10" in here.coordinator_log.read_text()
 
 
@@ -110,7 +110,7 @@ def test_without_a_checkpoint_yet_it_begins_again(undisturbed: str, tmp_path: Pa
     with cluster(tmp_path) as here:
         here.start_coordinator(*TIMEOUT)
         gate = here.folder / "never"
-        first = here.start_together(GROUPS, lambda group: (*flags(here), "--gate", f"7:{gate}"))
+        first = here.start_together(GROUPS, lambda _group: (*flags(here), "--gate", f"7:{gate}"))
         here.until(lambda: all(worker.step == 7 for worker in first.values()), "both to come to step 7")
         kill_all(here, first)
         assert not saved_steps(here)
@@ -130,10 +130,10 @@ def test_a_fresh_group_alone_never_becomes_the_truth(undisturbed: str, tmp_path:
         fresh = here.start("group-0", *flags(here), "--failure-timeout-s", "8")
         here.until(lambda: fresh.process.poll() is not None, "the fresh group to give up")
         assert fresh.process.returncode == 1
-        assert fresh.says("CannotHeal")
-        assert fresh.says("A fresh state never replaces a committed one")
+        assert fresh.logged("CannotHeal")
+        assert fresh.logged("A fresh state never replaces a committed one")
         assert not fresh.steps()
-        # With the checkpoints back, as when their disk is mounted again, it goes on.
+        # With the checkpoints back, as when their disk is mounted again, it continues.
         shutil.rmtree(tmp_path / "checkpoints")
         shutil.move(tmp_path / "elsewhere", tmp_path / "checkpoints")
         workers = resume(here)
@@ -157,8 +157,8 @@ def test_a_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path: Path)
         old = here.start("group-1", *flags(here))
         here.until(lambda: old.process.poll() is not None, "the old state to be refused")
         assert old.process.returncode == 1
-        assert old.says("JoinRefused")
-        assert old.says("brings step 20 of another history of job 'toy'")
+        assert old.logged("JoinRefused")
+        assert old.logged("brings step 20 of another history of job 'toy'")
 
 
 def test_a_group_that_counted_on_a_holder_reads_after_all(undisturbed: str, tmp_path: Path) -> None:
@@ -173,8 +173,10 @@ def test_a_group_that_counted_on_a_holder_reads_after_all(undisturbed: str, tmp_
         here.until(lambda: holder.step == DIE_AT and "20" in saved_steps(here), "the checkpoint of step 20")
         holder.process.send_signal(signal.SIGSTOP)
         heir = here.start("group-1", *flags(here), "--failure-timeout-s", "8")
-        here.until(lambda: heir.says("reads no checkpoint: it heals from"), "the heir to count on the holder")
+        here.until(
+            lambda: heir.logged("reads no checkpoint: it heals from"), "the heir to count on the holder"
+        )
         here.until_finished(heir)
         assert "reads the checkpoint, which it had left to other groups: no group that holds" in heir.log()
-        assert heir.says("restored step 20 from")
+        assert heir.logged("restored step 20 from")
         assert heir.digest == undisturbed

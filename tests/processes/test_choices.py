@@ -56,7 +56,7 @@ def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: 
 
 
 def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) -> None:
-    # It begins to follow with group-0 alone, and group-0 dies: it gets what it needs from group-1, in the same step.
+    # It begins to follow with group-0 alone, and group-0 dies: it gets the sum from group-1, in the same step.
     back, entered, followed = (
         tmp_path / "group-1-back",
         tmp_path / "group-1-in",
@@ -75,13 +75,13 @@ def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) 
         here.until_dead(workers["group-1"])
         here.until_lost("group-1")
         second = here.start("group-1", *gates, "--gate", f"{dies_at}:{followed}")
-        here.until(lambda: second.says("heals to step"), "group-1 to heal")
+        here.until(lambda: second.logged("heals to step"), "group-1 to heal")
         back.touch()
         first, spare = workers["group-0"], workers["spare"]
-        # It is in, or enters at the boundary that the gate holds. One that still replays may miss all boundaries.
+        # It is in, or enters at the boundary that the gate holds. A group that still replays may miss all boundaries.
         caught_up = f"for the boundary after step {KILLED_AT}, to enter the quorum"
         here.until(
-            lambda: web.group("group-1")["state"] == "member" or second.says(caught_up),
+            lambda: web.group("group-1")["state"] == "member" or second.logged(caught_up),
             "group-1 to catch up",
         )
         entered.touch()
@@ -109,8 +109,8 @@ def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed:
         survivor = workers["group-0"]
         here.until_dead(workers["group-1"])
         text = f"waiting: step {KILLED_AT} needs 2 groups that hold it, and 1 do (group-0); no other group is present"
-        here.until(lambda: survivor.says(text), "the survivor to say for whom it waits")
-        assert survivor.says("lost: group-1 (")
+        here.until(lambda: survivor.logged(text), "the survivor to say for whom it waits")
+        assert survivor.logged("lost: group-1 (")
         assert len(survivor.steps()) == KILLED_AT
         back = here.start("group-1", *flags)
         here.until_finished(survivor, back)
@@ -141,7 +141,7 @@ def test_one_shard_for_each_member_the_batch_shrinks_with_the_members(tmp_path: 
         exchanges = f"exchange step {KILLED_AT}"
         for group in groups[1:]:
             here.until(
-                lambda group=group: workers[group].says(exchanges), f"{group} to have computed its shard"
+                lambda group=group: workers[group].logged(exchanges), f"{group} to have computed its shard"
             )
         computed.touch()
         here.until_dead(workers["group-0"])
@@ -203,7 +203,7 @@ def test_a_group_back_from_a_long_sleep_heals_whatever_it_believed(undisturbed: 
     flags = ("--steps", str(STEPS), "--gate", f"25:{last}", "--gate", f"{KILLED_AT}:{tmp_path}/asleep")
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        workers = here.start_together(("group-0", "group-1", "group-2"), lambda group: flags)
+        workers = here.start_together(("group-0", "group-1", "group-2"), lambda _group: flags)
         sleeper = workers["group-1"]
         here.until(lambda: sleeper.step == KILLED_AT, "the step in which it falls asleep")
         sleeper.process.send_signal(signal.SIGSTOP)
@@ -211,7 +211,7 @@ def test_a_group_back_from_a_long_sleep_heals_whatever_it_believed(undisturbed: 
         others = [workers["group-0"], workers["group-2"]]
         here.until(lambda: all(worker.step == 25 for worker in others), "the others to go on")
         sleeper.process.send_signal(signal.SIGCONT)
-        here.until(lambda: sleeper.says("heals to step 25"), "the sleeper to heal")
+        here.until(lambda: sleeper.logged("heals to step 25"), "the sleeper to heal")
         last.touch()
         here.until_finished(sleeper, *others)
         assert {worker.digest for worker in (sleeper, *others)} == {undisturbed}

@@ -1,4 +1,4 @@
-"""The coordinator is killed at each phase of a step, and started again with what it had written down."""
+"""The coordinator is killed at each phase of a step, and started again with its records."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def undisturbed() -> str:
 
 
 def start_coordinator(here: Cluster) -> None:
-    """Start one that waits for all groups to come back before it goes on, however slowly they dial."""
+    """Start a coordinator that waits for all groups to come back, however slowly they dial."""
     patient = ("--heartbeat-timeout-ms", "15000")
     here.start_coordinator("--state", str(here.folder / "state"), *patient, port=here.port)
 
@@ -55,7 +55,7 @@ def let_in(here: Cluster, group: str, back: Worker, survivors: list[Worker], gat
         known = re.search(rf"{group} (heals to|stands by at) step", here.coordinator_log.read_text())
         return known is not None and all(worker.step >= LAST_GATE for worker in survivors)
 
-    here.until(in_or_held, "the joiner to take part, or to heal beside survivors that are at the last gate")
+    here.until(in_or_held, "the joiner to take part, or to heal while survivors are at the last gate")
     gate.touch()
 
 
@@ -101,7 +101,7 @@ def test_killed_during_a_heal_it_lets_the_joiner_come_in(
         here.until_dead(workers["group-1"])
         assert here.coordinator is not None
         back = here.start("group-1", *gates, "--murder", f"{here.coordinator.pid}:{phase}")
-        here.until(lambda: back.says("heals to step"), "the joiner to heal")
+        here.until(lambda: back.logged("heals to step"), "the joiner to heal")
         first.touch()
         start_again(here)
         survivors = [workers["group-0"], workers["group-2"]]
@@ -140,7 +140,7 @@ def test_groups_say_for_what_they_wait_and_lose_no_work(undisturbed: str, tmp_pa
         workers = here.start_together(
             GROUPS, lambda group: ("--steps", str(STEPS), *(murder if group == "group-1" else ()))
         )
-        # Said once 5 s are over; a busy machine looks later.
+        # Logged once 5 s are over; a busy machine looks later.
         waits = re.compile(rf"waiting \d+ s for the coordinator localhost:{here.port}\b")
         for worker in workers.values():
             here.until(lambda worker=worker: waits.search(worker.log()), "a group to say that it waits")

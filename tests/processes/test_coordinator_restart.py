@@ -18,13 +18,13 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
     flags = ("--steps", str(STEPS), "--gate", f"6:{gate}")
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        groups = here.start_together(("group-0", "group-1"), lambda group: flags, fresh=True)
+        groups = here.start_together(("group-0", "group-1"), lambda _group: flags, fresh=True)
         here.until(lambda: all(group.step == 6 for group in groups.values()), "six steps")
         assert here.coordinator is not None
         here.coordinator.kill()
         here.coordinator.wait()
         for group in groups.values():
-            here.until(lambda group=group: group.says("dials again"), "a group to notice")
+            here.until(lambda group=group: group.logged("dials again"), "a group to notice")
         here.start_coordinator(port=here.port)
         for name in groups:
             text = f"{name} is present"
@@ -35,18 +35,18 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
         for group in groups.values():
             steps = [event["step"] for event in group.steps()]
             assert steps == sorted(set(steps)), "a committed step was done again"
-        # One of them may have gone on alone while the other healed, up to the end.
+        # A group may have gone on alone while the other healed, up to the end.
         ids = [event["quorum_id"] for group in groups.values() for event in group.steps()]
         assert max(ids) > 1, "quorum ids grow over a restart"
 
 
 @pytest.mark.long
 def test_a_quicker_group_of_another_program_does_not_end_those_that_train(tmp_path: Path) -> None:
-    """The coordinator has forgotten the job, and the first group to join again is a fresh one that differs."""
+    """The coordinator has forgotten the job, and the first group to join again is fresh, and differs."""
     flags = ("--steps", str(STEPS), "--gate", f"6:{tmp_path / 'gate'}")
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        groups = here.start_together(("group-0", "group-1"), lambda group: flags)
+        groups = here.start_together(("group-0", "group-1"), lambda _group: flags)
         here.until(lambda: all(group.step == 6 for group in groups.values()), "six steps")
         assert here.coordinator is not None
         for group in groups.values():
@@ -55,7 +55,7 @@ def test_a_quicker_group_of_another_program_does_not_end_those_that_train(tmp_pa
         here.coordinator.wait()
         here.start_coordinator("--founding-wait-ms", "600000", port=here.port)
         changed = here.start("group-2", "--steps", str(STEPS), "--rate", "0.02")
-        here.until(lambda: changed.says("waiting:"), "the changed group to have joined")
+        here.until(lambda: changed.logged("waiting:"), "the changed group to have joined")
         for group in groups.values():
             group.process.send_signal(signal.SIGCONT)
         (tmp_path / "gate").touch()
@@ -72,7 +72,7 @@ def test_a_coordinator_that_refuses_running_groups_can_be_put_right(tmp_path: Pa
     flags = ("--steps", str(STEPS), "--gate", f"6:{tmp_path / 'gate'}")
     with cluster(tmp_path) as here:
         here.start_coordinator(*state)
-        groups = here.start_together(("group-0", "group-1"), lambda group: flags)
+        groups = here.start_together(("group-0", "group-1"), lambda _group: flags)
         here.until(lambda: all(group.step == 6 for group in groups.values()), "six steps")
         for program in (Path(__file__).with_name("other_protocol.py"), "jaxft_coordinator"):
             assert here.coordinator is not None
@@ -83,7 +83,7 @@ def test_a_coordinator_that_refuses_running_groups_can_be_put_right(tmp_path: Pa
             if program != "jaxft_coordinator":
                 for group in groups.values():
                     here.until(
-                        lambda group=group: group.says("This group was in its job before: it dials again"),
+                        lambda group=group: group.logged("This group was in its job before: it dials again"),
                         "a group to be refused",
                     )
         (tmp_path / "gate").touch()

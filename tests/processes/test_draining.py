@@ -115,5 +115,5 @@ def test_a_spare_that_comes_too_late_for_a_drain_is_not_held_up_by_the_drained_g
         hurry.touch()
         here.until_finished(left, spare)
     # A second for each step that it lacked, and the others would have more than they keep for it.
-    assert not spare.says("heal failed"), spare.log()
+    assert not spare.logged("heal failed"), spare.log()
     assert left.digest == spare.digest

@@ -25,7 +25,7 @@ def started(here: Cluster, flags: dict[str, tuple[str, ...]], *, script: Path = 
     present, gate = here.folder / "all-present", here.folder / "all-joined"
     gates = ("--gate", f"start:{present}", "--gate", f"joined:{gate}")
     made = {name: here.start(name, *gates, *own, script=script) for name, own in flags.items()}
-    # One that founded the job alone would wait at its gate for the others, which wait for the end of its step.
+    # A group that founded the job alone would wait at its gate for the others, which wait for the end of its step.
     for name in made:
         text = f"{name} is present"
         here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to be present")
@@ -37,7 +37,7 @@ def started(here: Cluster, flags: dict[str, tuple[str, ...]], *, script: Path = 
         text = f"{name} stands by at step 0"
         here.until(lambda text=text: text in here.coordinator_log.read_text(), f"{name} to follow")
     quorum = f"now {', '.join(members)}; from step 0"
-    here.until(lambda: all(made[name].says(quorum) for name in members), "all to be in one quorum")
+    here.until(lambda: all(made[name].logged(quorum) for name in members), "all to be in one quorum")
     gate.touch()
     return made
 
@@ -62,7 +62,7 @@ def test_a_joiner_a_spare_and_a_resumed_job_make_the_same_edits(tmp_path: Path) 
         )
         here.until_dead(workers["group-1"])
         back = here.start("group-1", *gated, script=LOOPS)
-        here.until(lambda: back.says("heals to step") or back.events(), "it to heal")
+        here.until(lambda: back.logged("heals to step") or back.events(), "it to heal")
         held.touch()
         here.until_finished(workers["group-0"], workers["spare"], back)
         assert {worker.digest for worker in (workers["group-0"], workers["spare"], back)} == {expected}
@@ -85,12 +85,14 @@ def test_a_spare_that_makes_an_edit_of_its_own_is_told(tmp_path: Path) -> None:
         workers = started(here, {"group-0": ("--gate", f"8:{held}"), "spare": ("--spare", "--edit", "8")})
         group, spare = workers.values()
         # A spare that was slow takes several steps in one call, or all of them as it joins.
-        both_at = lambda: all(one.events()[-1:] and one.events()[-1]["step"] == 8 for one in (group, spare))  # noqa: E731
-        here.until(both_at, "step 8")
+        both = (group, spare)
+        here.until(
+            lambda: all(each.events()[-1:] and each.events()[-1]["step"] == 8 for each in both), "step 8"
+        )
         held.touch()
         until_ended(here, spare)
         assert spare.process.returncode == 1
-        assert spare.says("This group has edited the state before step 8")
+        assert spare.logged("This group has edited the state before step 8")
         here.until_finished(group)
 
 
@@ -117,8 +119,8 @@ def test_of_two_groups_only_one_edits(tmp_path: Path) -> None:
         for worker in workers.values():
             until_ended(here, worker)
             assert worker.process.returncode == 1
-            assert worker.says("JobHalted")
-            assert worker.says(f"{DIFFER} of job 'loops': edited by group-0; not edited by group-1")
+            assert worker.logged("JobHalted")
+            assert worker.logged(f"{DIFFER} of job 'loops': edited by group-0; not edited by group-1")
             assert len(worker.steps()) == 5
 
 
@@ -130,8 +132,8 @@ def test_of_three_groups_one_does_not_edit(tmp_path: Path) -> None:
         odd = workers.pop("group-1")
         until_ended(here, odd)
         assert odd.process.returncode == 1
-        assert odd.says("Evicted")
-        assert odd.says(f"{DIFFER} of job 'loops': edited by group-0, group-2; not edited by group-1")
+        assert odd.logged("Evicted")
+        assert odd.logged(f"{DIFFER} of job 'loops': edited by group-0, group-2; not edited by group-1")
         here.until_finished(*workers.values())
         assert {worker.digest for worker in workers.values()} == {expected}
 
@@ -143,6 +145,6 @@ def test_a_state_that_is_changed_behind_the_jobs_back_is_refused(loop: str, tmp_
         group = here.start("group-0", "--loop", loop, "--touch", "4", script=LOOPS)
         until_ended(here, group)
         assert group.process.returncode == 1
-        assert group.says("The state's leaf ['rate'] has other values than the one that the step returned")
-        assert group.says("step.edit(state, function)")
+        assert group.logged("The state's leaf ['rate'] has other values than the step returned")
+        assert group.logged("step.edit(state, function)")
         assert len(group.steps()) == 4

@@ -38,7 +38,7 @@ def test_a_kill_in_an_exchange_of_several_threads_changes_nothing(phase: str, tm
         back = here.start(victim, *flags, "--exchange-threads", "2")
         # Until it is ready, and not just heals: it could enter too late for the few steps that are left.
         here.until(
-            lambda: back.says("heals to step") and web.group(victim)["state"] == "ready",
+            lambda: back.logged("heals to step") and web.group(victim)["state"] == "ready",
             f"{victim} to heal and stand by",
         )
         first.touch()
@@ -51,8 +51,8 @@ def test_a_kill_in_an_exchange_of_several_threads_changes_nothing(phase: str, tm
         here.until_finished(back, *survivors)
         assert_same_run([back, *survivors], undisturbed)
         for worker in survivors:
-            assert worker.says("exchanges in up to 3 strands")
-            assert worker.says("exchanges in up to 2 strands")
+            assert worker.logged("exchanges in up to 3 strands")
+            assert worker.logged("exchanges in up to 2 strands")
 
 
 @pytest.mark.long
@@ -63,13 +63,11 @@ def test_a_group_that_computes_longer_than_5_s_is_named_by_who_waits_for_it(tmp_
         flags = ("--steps", "6", "--exchange-threads", "3", *WIDTH)
         slow = {"group-1": ("--gate", f"3:{gate}")}
         groups = here.start_together(("group-0", "group-1"), lambda name: (*flags, *slow.get(name, ())))
-        said = re.compile(
+        logged = re.compile(
             r"The exchange of step 3 in quorum \d+ is still waiting for group 'group-1' \(.*:\d+\) after \d+ s. "
             "Not all members are known to have computed; until they have, there is no time limit."
         )
-        here.until(
-            lambda: said.search(groups["group-0"].log()), "group-1 to be named by one of several threads"
-        )
+        here.until(lambda: logged.search(groups["group-0"].log()), "group-1 to be named by a thread")
         gate.touch()
         here.until_finished(*groups.values())
-        assert len(said.findall(groups["group-0"].log())) == 1
+        assert len(logged.findall(groups["group-0"].log())) == 1

@@ -1,4 +1,4 @@
-"""What the fingerprint of a program must not contain, and what it must, on real processes."""
+"""What belongs into the fingerprint of a program, and what does not, on real processes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_a_joiner_may_come_at_a_step_with_a_batch_of_another_shape(tmp_path: Pat
         here.until(lambda: first.step == 4, "step 4")
         # Its batches are of 12 rows here; the job was founded with 8.
         second = here.start("group-1", *gated)
-        here.until(lambda: second.says("heals to step 4"), "the second group to join")
+        here.until(lambda: second.logged("heals to step 4"), "the second group to join")
         gate.touch()
         caught_up_or_held = lambda: second.steps() or first.step == 13  # noqa: E731
         here.until(caught_up_or_held, "the second group to catch up, or the first to come to the gate")

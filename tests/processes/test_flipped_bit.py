@@ -32,7 +32,7 @@ def start(
 
 
 def until_finished(here: Cluster, victim: Worker) -> None:
-    here.until(lambda: victim.says("] heals to step"), "the victim to heal")
+    here.until(lambda: victim.logged("] heals to step"), "the victim to heal")
     (here.folder / "victim-heals").touch()
     here.until_finished(*here.workers)
 
@@ -60,7 +60,7 @@ def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(
 
 
 def test_within_one_period(tmp_path: Path) -> None:
-    """Compared every 8 steps: what was committed in between may have used the bit, and all groups agree again."""
+    """Compared every 8 steps: steps in between may have used the bit, and all groups agree again."""
     with cluster(tmp_path) as here:
         workers = start(here, GROUPS, "--digest-every", "8", leaf="params.hidden")
         until_finished(here, workers["group-1"])
@@ -74,6 +74,8 @@ def test_two_that_differ_stop_the_job(tmp_path: Path) -> None:
         for worker in here.workers:
             here.until(lambda worker=worker: worker.process.poll() is not None, "both to stop")
             assert worker.process.returncode == 1
-            assert worker.says("jaxft.Diverged")
-            assert worker.says(f"hold different states {FLIPPED_AFTER}, and no majority says which is right")
+            assert worker.logged("jaxft.Diverged")
+            assert worker.logged(
+                f"hold different states {FLIPPED_AFTER}, and no majority shows which is right"
+            )
             assert worker.steps()[-1]["step"] == FLIPPED_AFTER

@@ -9,7 +9,7 @@ from tests.forks import Script
 
 pytestmark = pytest.mark.processes
 
-# The parent goes on training once the child has ended.
+# The parent trains again once the child has ended.
 PROGRAM = """
 import os, signal, sys
 import jax.numpy as jnp
@@ -80,13 +80,13 @@ def test_a_forked_child_neither_waits_nor_leaves_for_its_parent(what: str, tmp_p
     lines = log.read_text().splitlines()
     assert "child 3" in lines, log.read_text()
     assert "end 4 [-8.0, -8.0, -8.0]" in lines
-    said = [line for line in lines if line.startswith(("ConfigurationError", "ValueError"))]
+    logged = [line for line in lines if line.startswith(("ConfigurationError", "ValueError"))]
     called = "restore" if what == "restore" else "step"
     match what:
         case "leave":
-            assert said == []
+            assert logged == []
         case "raise":
-            assert said == ["ValueError of the child"]
+            assert logged == ["ValueError of the child"]
         case _:
-            assert len(said) == 1
-            assert f"has called the {called} of group 'group-0', but it was forked from process" in said[0]
+            assert len(logged) == 1
+            assert f"has called the {called} of group 'group-0', but it was forked from process" in logged[0]

@@ -1,4 +1,4 @@
-"""Batches that are made of the state: any group makes those of any shard, at any time, with the same bits."""
+"""Batches that are made of the state: any group makes the batch of any shard, at any time, with the same bits."""
 
 from pathlib import Path
 

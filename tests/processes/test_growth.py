@@ -8,7 +8,7 @@ from tests.clusters import Cluster, Worker, cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(600)]
 
-WARM_UPS = 6  # what is kept for reuse is taken in these
+WARM_UPS = 6  # memory for reuse is taken in these
 JOINS = 24
 WIDTH = 50_000  # gradients of 3.6 MB, and a state of three times as much
 # Slow joins take more of the up to 16 blocks that are kept for reuse, 55 MiB; the means of a step for each are 82.

@@ -78,7 +78,7 @@ def test_a_kill_in_a_step_changes_nothing(phase: str, victim: str, undisturbed: 
         workers = start_all(here, gates, victim, f"{phase} step {KILLED_AT}")
         here.until_dead(workers[victim])
         back = here.start(victim, "--steps", str(STEPS), *gates)
-        here.until(lambda: back.says("heals to step"), f"{victim} to heal")
+        here.until(lambda: back.logged("heals to step"), f"{victim} to heal")
         first.touch()
         survivors = [worker for group, worker in workers.items() if group != victim]
         open_last_gate(here, last, back, survivors)
@@ -97,12 +97,12 @@ def test_a_joiner_killed_while_it_heals_changes_nothing(undisturbed: str, tmp_pa
             joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", phase)
             here.until_dead(joiner)
         joiner = here.start("group-1", "--steps", str(STEPS), *gates, "--die", "replay step")
-        here.until(lambda: joiner.says("heals to step"), "the joiner to heal")
+        here.until(lambda: joiner.logged("heals to step"), "the joiner to heal")
         first.touch()
         here.until_dead(joiner)
         back = here.start("group-1", "--steps", str(STEPS), *gates)
         survivors = [workers["group-0"], workers["group-2"]]
-        here.until(lambda: back.says("heals to step"), "group-1 to heal")
+        here.until(lambda: back.logged("heals to step"), "group-1 to heal")
         open_last_gate(here, last, back, survivors)
         here.until_finished(back, *survivors)
         assert_same_run([back, *survivors], undisturbed)
@@ -122,15 +122,17 @@ def test_a_kill_as_connections_stay_for_a_joiner_changes_nothing(undisturbed: st
         )
         here.until_dead(workers["group-2"])
         joiner = here.start("group-2", "--steps", str(STEPS), *gates, "--die", "not at all")
-        here.until(lambda: joiner.says("heals to step"), "group-2 to heal")
+        here.until(lambda: joiner.logged("heals to step"), "group-2 to heal")
         first.touch()
         # It enters before the step that the last gate holds, or after it.
         stands_by = f"wait step {LAST_GATE}"
-        here.until(lambda: joiner.says(stands_by) or not is_alive(workers["group-1"]), "group-2 to stand by")
+        here.until(
+            lambda: joiner.logged(stands_by) or not is_alive(workers["group-1"]), "group-2 to stand by"
+        )
         last.touch()
         here.until_dead(workers["group-1"])
         back = here.start("group-1", "--steps", str(STEPS), *gates)
-        here.until(lambda: back.says("heals to step"), "group-1 to heal")
+        here.until(lambda: back.logged("heals to step"), "group-1 to heal")
         open_last_gate(here, end, back, [workers["group-0"]], END_GATE)
         here.until_finished(back, joiner, workers["group-0"])
         assert_same_run([back, joiner, workers["group-0"]], undisturbed)

@@ -25,7 +25,7 @@ def start(
     devices: int = DEVICES,
     die: tuple[int, str] | None = None,
 ) -> Group:
-    """Start a group of so many processes. `die`: which of them kills itself, and in which phase."""
+    """Start a group of `size` processes. `die`: which of them kills itself, and in which phase."""
     world = f"{ranks}:{free_ports(1)[0]}:{devices // ranks}"
     return Group(
         name,
@@ -83,7 +83,7 @@ def test_a_kill_in_a_group_of_any_number_of_processes_changes_nothing(
             if number != rank:
                 assert_ends_with_its_group(other, number)
         back = start(here, f"group-{killed}", killed, *gate)
-        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
+        here.until(lambda: back.leader.logged("heals to step"), "the group to heal")
         back_in.touch()
         survivors = [worker for group in groups.values() for worker in group.ranks]
         here.until_finished(*survivors, *back.ranks)

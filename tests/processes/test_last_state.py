@@ -25,7 +25,7 @@ def test_another_group_saves_the_last_state_if_the_writer_is_killed(when: str, t
         workers = here.start_together(tuple(own), lambda group: (*flags(here, STEPS), *own[group]))
         writer, other = workers.values()
         here.until(lambda: writer.step == other.step == STEPS, "both to come to the end")
-        assert [one["writer"] for one in other.events() if one["event"] == "step"][-1] == "group-0"
+        assert [each["writer"] for each in other.events() if each["event"] == "step"][-1] == "group-0"
         if when == "before it saves":
             writer.process.kill()
         here.until_dead(writer)

@@ -21,7 +21,7 @@ def training(
     groups: tuple[str, ...],
     *flags: str,
     coordinator: tuple[str, ...] = (),
-    own: Callable[[str], tuple[str, ...]] = lambda group: (),
+    own: Callable[[str], tuple[str, ...]] = lambda _group: (),
 ) -> Iterator[tuple[Cluster, dict[str, Worker], Log]]:
     with cluster(folder) as here:
         here.start_coordinator(*coordinator)
@@ -77,7 +77,7 @@ def until_paused(here: Cluster, worker: Worker) -> None:
     here.until(lambda: any(e["event"] == "paused" for e in worker.events()), "the pause to begin")
 
 
-def finished_alike(folder: Path, workers: dict[str, Worker], steps: int) -> None:
+def finished_alike(_folder: Path, workers: dict[str, Worker], steps: int) -> None:
     alone = digest_alone(steps)
     assert {worker.digest for worker in workers.values()} == {alone}
     for worker in workers.values():
@@ -86,7 +86,7 @@ def finished_alike(folder: Path, workers: dict[str, Worker], steps: int) -> None
 
 
 def test_a_pause_shorter_than_the_jobs_patience_costs_nothing_but_time(tmp_path: Path) -> None:
-    """A pause longer than the failure timeout, and than the patience with one that hangs, which is 10 s."""
+    """A pause longer than the failure timeout, and than the patience with a group that hangs, which is 10 s."""
     gate, steps, names = tmp_path / "go-on", 12, ("group-0", "group-1", "group-2")
     flags = ("--steps", str(steps), "--failure-timeout-s", "12")
     with training(tmp_path, names, *flags, own=paused(gate)) as (here, workers, log):
@@ -102,7 +102,7 @@ def test_a_pause_shorter_than_the_jobs_patience_costs_nothing_but_time(tmp_path:
 
 
 def aside(folder: Path, steps: int, pause: Callable[[dict[str, Worker]], None], *coordinator: str) -> None:
-    """group-1 pauses for longer than the job waits, which goes on without it and takes it back."""
+    """group-1 pauses for longer than the job waits, continues without it and takes it back."""
     gate, names = folder / "go-on", ("group-0", "group-1", "group-2")
     hurry = folder / "hurry"
     flags = ("--steps", str(steps), "--pace", "0.1", "--hurry", str(hurry))
@@ -129,7 +129,7 @@ def aside(folder: Path, steps: int, pause: Callable[[dict[str, Worker]], None], 
 
 
 def test_a_group_away_for_long_is_stood_aside_and_comes_back(tmp_path: Path) -> None:
-    def pause(workers: dict[str, Worker]) -> None:
+    def pause(_workers: dict[str, Worker]) -> None:
         log = tmp_path / "coordinator-0.log"
         patience.until(
             lambda: "goes on without group-1" in log.read_text(), "the job to go on", context=log.read_text
@@ -142,7 +142,7 @@ def test_a_group_away_for_long_is_stood_aside_and_comes_back(tmp_path: Path) -> 
 @pytest.mark.timeout(900)
 def test_a_pause_of_three_minutes_loses_nothing(tmp_path: Path) -> None:
     """At the timeouts that we ship."""
-    aside(tmp_path, 3000, lambda workers: time.sleep(180.0))
+    aside(tmp_path, 3000, lambda _workers: time.sleep(180.0))
 
 
 def test_a_group_that_is_needed_is_waited_for_and_named(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_group_that_is_needed_is_waited_for_and_named(tmp_path: Path) -> None:
         until_paused(here, workers["group-1"])
         text = "waiting: step 3 waits for group-1, away from training"
         here.until(lambda: text in log(), "the coordinator to say for whom the job waits")
-        here.until(lambda: workers["group-0"].says(text), "group-0 to say it too")
+        here.until(lambda: workers["group-0"].logged(text), "group-0 to say it too")
         gate.touch()
         until_the_end(here, workers)
         assert log().count("waiting: step 3") == 1

@@ -34,7 +34,7 @@ def test_a_group_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> N
         late = here.start("group-0", script=LOOPS)
         here.until_finished(late)  # with status 0: a supervisor does not start it again
         assert late.events() == [], "nothing is done with a state that is not the job's"
-        assert late.says("finished at step 20, and all groups that held its state have left")
+        assert late.logged("finished at step 20, and all groups that held its state have left")
 
 
 @pytest.mark.parametrize("loop", ["steps", "while"])
@@ -58,8 +58,8 @@ def test_a_group_that_would_train_on_after_the_end_is_told_that_the_job_is_over(
         late = here.start("group-0", *flags, "--steps", "30", script=LOOPS)
         here.until_finished(late)
         assert not late.steps()
-        assert late.says("finished at step 20, the state of group 'group-0': it takes no further steps")
-        assert late.says("restore with changed={'job'}")
+        assert late.logged("finished at step 20, the state of group 'group-0': it takes no further steps")
+        assert late.logged("restore with changed={'job'}")
 
 
 def test_groups_whose_loops_end_at_different_steps_are_told(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_groups_whose_loops_end_at_different_steps_are_told(tmp_path: Path) -> N
         first, second = started(here, {"group-0": (), "group-1": ("--steps", "7")}).values()
         here.until_finished(first, second)
         assert first.digest != second.digest
-        assert first.says("the loop of group-1 has ended at step 7, and that of this group goes on")
+        assert first.logged("the loop of group-1 has ended at step 7, and this group's loop continues")
         assert first.log().count("they will hold other states") == 1
-        assert first.says("decide by the state alone")
-        assert not second.says("they will hold other states")
+        assert first.logged("decide by the state alone")
+        assert not second.logged("they will hold other states")
 
 
 @pytest.mark.parametrize("look", [0, 2])
@@ -80,17 +80,17 @@ def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -
     with cluster(tmp_path) as here:
         here.start_coordinator()
         held = tmp_path / "held"
-        # So long that the first is under way however late the second enters.
+        # Long enough for the first to be under way however late the second enters.
         gated = ("--loop", "range", "--look", str(look), "--steps", "1000000", "--gate", f"5:{held}")
         first = here.start("group-0", *gated, script=LOOPS)
         here.until(lambda: first.step == 5, "step 5")
         second = here.start("group-1", *gated, script=LOOPS)
-        here.until(lambda: second.says("heals to step 5"), "the second to heal")
+        here.until(lambda: second.logged("heals to step 5"), "the second to heal")
         held.touch()
         until_ended(here, second)
         assert second.process.returncode == 1
-        assert second.says("The loop that calls the step does not follow the job: it is at step")
-        assert second.says("for number in manager.steps(total):")
+        assert second.logged("The loop that calls the step does not follow the job: it is at step")
+        assert second.logged("for number in manager.steps(total):")
         # It looks at the step after the call in which it heals, and then not after the next one.
         assert len(second.steps()) == (2 if look else 1), "and trains no step too many"
 
@@ -107,7 +107,7 @@ def test_a_range_after_a_restore_is_caught(tmp_path: Path) -> None:
         again = here.start("group-0", *flags, script=LOOPS)
         until_ended(here, again)
         assert again.process.returncode == 1
-        assert again.says("it is at step 10, because its state was restored from a checkpoint")
+        assert again.logged("it is at step 10, because its state was restored from a checkpoint")
         assert not again.steps()
 
 
@@ -125,8 +125,8 @@ def test_checkpoints_without_restore_are_refused_before_anything_is_written(tmp_
         again = here.start("group-0", *flags, "--no-restore", script=LOOPS)
         until_ended(here, again)
         assert again.process.returncode == 1
-        assert again.says(
+        assert again.logged(
             "holds checkpoints up to step 10, but the program of group 'group-0' has not restored one"
         )
-        assert again.says("state = manager.restore(state)")
+        assert again.logged("state = manager.restore(state)")
         assert sorted(path.name for path in folder.iterdir()) == before

@@ -17,7 +17,7 @@ def test_raise_ends_the_job_in_all_groups_at_the_same_step(tmp_path: Path) -> No
     with cluster(tmp_path) as here:
         here.start_coordinator()
         flags = ("--steps", "12", "--nonfinite", "raise", *POISON)
-        workers = here.start_together(GROUPS, lambda group: flags).values()
+        workers = here.start_together(GROUPS, lambda _group: flags).values()
         for worker in workers:
             here.until(lambda worker=worker: worker.process.poll() is not None, "the end")
             assert worker.process.returncode == 1
@@ -34,7 +34,7 @@ def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: 
         here.start_coordinator()
         gate, later = tmp_path / "gate", tmp_path / "later"
 
-        def gated(group: str) -> tuple[str, ...]:
+        def gated(_group: str) -> tuple[str, ...]:
             return (*flags, "--gate", f"5:{gate}", "--gate", f"14:{later}")
 
         workers = here.start_together(GROUPS, gated)
@@ -42,7 +42,7 @@ def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: 
         workers["group-2"].process.send_signal(signal.SIGKILL)
         # Pinned at step 5, it replays 5, 6 and the skipped 7.
         again = here.start("group-2", *gated("group-2"))
-        here.until(lambda: again.says("heals to step 5"), "the heal to begin")
+        here.until(lambda: again.logged("heals to step 5"), "the heal to begin")
         gate.touch()
         survivors = [workers["group-0"], workers["group-1"]]
 
@@ -72,6 +72,6 @@ def test_groups_must_agree_on_it_and_a_warning_changes_nothing(tmp_path: Path) -
         here.until(lambda: second.process.poll() is not None, "the refusal")
         assert "nonfinite: the job has 'allow', this group 'skip'" in second.log()
         third = here.start("group-2", "--steps", "8", "--nonfinite", "warn")
-        here.until(lambda: third.says("heals to step"), "the third to join")
+        here.until(lambda: third.logged("heals to step"), "the third to join")
         gate.touch()
         here.until_finished(first, third)

@@ -17,7 +17,7 @@ from tests.operate import port
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 STEPS, LONG = 12, 100
-# In a long run no group computes this step before the one that raised is back.
+# In a long run no group computes this step before the group that raised is back.
 GATE = 60
 RUN = ("--steps", str(STEPS))
 GROUPS = ("group-0", "group-1", "group-2")
@@ -28,7 +28,7 @@ PHASES = ("compute step 5", "exchange step 5", "vote step 5", "apply step 5")
 
 
 def storms(phases: tuple[str, ...]) -> list[Any]:
-    """Those that are left to the storms: of each phase, either a group alone or one of three runs by default."""
+    """Phases that are left to the storms: by default, each runs in a group alone or in three."""
     return [pytest.param(phase, marks=pytest.mark.storm) for phase in phases]
 
 
@@ -94,8 +94,8 @@ def test_a_failure_that_one_group_has_is_its_own(tmp_path: Path) -> None:
         here.until_finished(*workers.values())
         for worker in workers.values():
             assert worker.digest == digest_alone(STEPS)
-            assert worker.says(f"lost group-1 (its code raised OSError: {TEXT} (step 5, shard 2))")
-        assert ill.says(f"OSError: {TEXT}")
+            assert worker.logged(f"lost group-1 (its code raised OSError: {TEXT} (step 5, shard 2))")
+        assert ill.logged(f"OSError: {TEXT}")
         assert "The other groups could do this step" in str(raised(ill)[0]["notes"])
         assert "halts" not in here.coordinator_log.read_text()
 
@@ -109,12 +109,14 @@ def test_a_group_whose_failure_has_passed_heals_with_its_next_call(tmp_path: Pat
 def test_a_shard_that_no_group_can_read_stops_the_job_once_with_its_name(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
-        workers = here.start_together(GROUPS, lambda group: (*RUN, *UNREADABLE))
+        workers = here.start_together(GROUPS, lambda _group: (*RUN, *UNREADABLE))
         for worker in workers.values():
             until_failed(here, worker)
-            assert worker.says("JobHalted: ")
-            assert worker.says("has stopped job 'toy': shard 2 of step 5 of job 'toy' fails in every group: ")
-            assert worker.says(f"OSError: {TEXT}")
+            assert worker.logged("JobHalted: ")
+            assert worker.logged(
+                "has stopped job 'toy': shard 2 of step 5 of job 'toy' fails in every group: "
+            )
+            assert worker.logged(f"OSError: {TEXT}")
             assert [event["step"] for event in worker.steps()] == list(range(1, 6))
         log = here.coordinator_log.read_text()
         assert log.count("halts: shard 2 of step 5") == 1
@@ -124,10 +126,10 @@ def test_it_stops_the_job_too_where_no_group_can_be_spared(tmp_path: Path) -> No
     with cluster(tmp_path) as here:
         here.start_coordinator()
         flags = (*RUN, "--min-replicas", "2", "--unreadable", "5:3")
-        workers = here.start_together(("group-0", "group-1"), lambda group: flags)
+        workers = here.start_together(("group-0", "group-1"), lambda _group: flags)
         for worker in workers.values():
             until_failed(here, worker)
-            assert worker.says(
+            assert worker.logged(
                 f"shard 3 of step 5 of job 'toy' fails in every group: group-1, group-0: OSError: {TEXT}"
             )
             assert [event["step"] for event in worker.steps()] == list(range(1, 6))
@@ -141,14 +143,14 @@ def test_a_group_whose_batches_come_from_an_iterator_is_stopped_before_it_joins(
         here.until(lambda: first.step == 3, "the job to run")
         impure = here.start("group-1", *RUN, "--impure")
         until_failed(here, impure)
-        assert impure.says(
+        assert impure.logged(
             "The batch function is not pure: it was called twice for step 0 and shard 0, and [0] dif"
         )
         assert impure.steps() == []
         gate.touch()
         here.until_finished(first)
         assert first.digest == digest_alone(STEPS)
-        assert not first.says("joined group-1")
+        assert not first.logged("joined group-1")
 
 
 @pytest.mark.parametrize("phase", [*storms(PHASES[::2]), *PHASES[1::2]])
@@ -197,7 +199,7 @@ def test_a_cell_that_is_run_again_is_told_at_once_what_to_do(
         here.start_coordinator()
         with pytest.raises(KeyboardInterrupt):
             cell(jnp.zeros(3), fails_at=3, timeout_s=600.0)
-        # A fresh state, and the one that the notebook still has: the coordinator has no digest of it.
+        # A fresh state, and the notebook's own: the coordinator has no digest of it.
         for w, step in ((jnp.zeros(3), 0), (newest["run"], 3)):
             caplog.clear()
             with pytest.raises(jaxft.CannotHeal, match="or start a new run under another job name"):

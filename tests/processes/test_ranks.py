@@ -105,7 +105,7 @@ def test_a_rank_that_is_killed_changes_nothing(
         here.until(lambda: other.process.poll() is not None, "the other rank to end too")
         assert_ends_with_its_group(other, 1 - rank)
         back = start(here, "group-1", *gates)
-        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
+        here.until(lambda: back.leader.logged("heals to step"), "the group to heal")
         started.touch()
         here.until(
             lambda: (
@@ -153,7 +153,7 @@ def test_a_collective_that_loses_its_connection_while_both_ranks_live_ends_the_g
                 here.until(lambda worker=worker: worker.process.poll() is not None, f"rank {rank} to end")
         for rank, worker in enumerate(group.ranks):
             assert_ends_with_its_group(worker, rank)
-        assert any(worker.says("a computation of all ranks: ") for worker in group.ranks)
+        assert any(worker.logged("a computation of all ranks: ") for worker in group.ranks)
         assert "its code raised" not in here.coordinator_log.read_text()
 
 
@@ -166,15 +166,15 @@ def test_a_rank_whose_loop_ends_before_that_of_rank_0_ends_its_group(tmp_path: P
         first, second = group.ranks
         for worker in group.ranks:
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
-        told = "This rank's loop has ended, but rank 0 goes on with Attempt: every rank must run the same"
-        assert second.says(told), second.log()
+        heard = "This rank's loop has ended, but rank 0 continues with Attempt: every rank must run the same"
+        assert second.logged(heard), second.log()
         assert second.process.returncode in (1, -signal.SIGABRT), second.log()
         assert first.process.returncode == AGAIN, first.log()
-        assert first.says(f'a group shares fate: rank 1 is lost (it ended with SessionFailed("{told}')
+        assert first.logged(f'a group shares fate: rank 1 is lost (it ended with SessionFailed("{heard}')
 
 
 def outside(rank: int) -> str:
-    """What a rank says that is outside of the step while the other waits for it there, in the program's main."""
+    """The line of a rank that is outside of the step while the other waits for it there, in the program's main."""
     return (
         rf"\[jaxft group-0\] rank {rank} has been outside of the step for \d+ s, and rank {1 - rank} has waited for "
         r"it in the step for \d+ s. Its program stands at .*worker.py:\d+ in main"
@@ -185,7 +185,7 @@ def outside(rank: int) -> str:
 def test_rank_0_that_sums_over_all_ranks_while_another_is_in_the_step_says_where_it_stands(
     tmp_path: Path,
 ) -> None:
-    """Nothing can tell that from a long evaluation by one rank, which has no limit: so all is said that helps."""
+    """Nothing can tell that from a long evaluation by one rank, which has no limit: so all that helps is logged."""
     with cluster(tmp_path) as here:
         here.start_coordinator()
         sums = {0: ("--sum-after", str(KILLED_AT))}
@@ -224,7 +224,7 @@ def test_a_rank_that_is_stopped_ends_its_group(rank: int, undisturbed: str, tmp_
         assert f"a group shares fate: rank {rank} is lost" in other.log()
         victim.ranks[rank].process.kill()
         back = start(here, "group-1", *gates)
-        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
+        here.until(lambda: back.leader.logged("heals to step"), "the group to heal")
         started.touch()
         back_in.touch()
         here.until_finished(*survivor.ranks, *back.ranks)
@@ -251,7 +251,7 @@ def test_a_rank_that_is_killed_while_its_group_heals(
         here.until_dead(victim.ranks[rank])
         here.until(lambda: victim.ranks[1 - rank].process.poll() is not None, "the other rank to end too")
         back = start(here, "group-1")
-        here.until(lambda: back.leader.says("heals to step"), "the group to heal")
+        here.until(lambda: back.leader.logged("heals to step"), "the group to heal")
         back_in.touch()
         here.until_finished(*first.ranks, *back.ranks)
         assert {worker.digest for worker in (*first.ranks, *back.ranks)} == {undisturbed}
@@ -297,9 +297,9 @@ def test_an_exception_in_one_rank_is_reported_to_the_job_with_its_text(
         here.until(lambda: all(worker.process.poll() is not None for worker in ill.ranks), "group-1 to end")
         assert {worker.digest for worker in survivor.ranks} == {undisturbed}
         where = " (in rank 1)" if rank else ""
-        assert survivor.leader.says(f"lost group-1 (its code raised {TEXT}{where} (step 5, shard 2))")
+        assert survivor.leader.logged(f"lost group-1 (its code raised {TEXT}{where} (step 5, shard 2))")
         assert ill.ranks[rank].process.returncode == 1, ill.ranks[rank].log()
-        assert ill.ranks[rank].says(
+        assert ill.ranks[rank].logged(
             "The other groups could do this step, and go on without this group. The other"
         )
         assert ill.ranks[1 - rank].process.returncode == AGAIN, ill.ranks[1 - rank].log()
@@ -313,8 +313,8 @@ def test_a_shard_that_a_rank_of_every_group_cannot_read_halts_the_job_once(tmp_p
         for number, group in enumerate(groups.values()):
             for worker in group.ranks:
                 here.until(lambda worker=worker: worker.process.poll() is not None, "both groups to end")
-            assert group.ranks[number].says("JobHalted: "), group.ranks[number].log()
-            assert group.ranks[number].says("shard 2 of step 5 of job 'toy' fails in every group: ")
+            assert group.ranks[number].logged("JobHalted: "), group.ranks[number].log()
+            assert group.ranks[number].logged("shard 2 of step 5 of job 'toy' fails in every group: ")
         assert here.coordinator_log.read_text().count("halts: shard 2 of step 5") == 1
 
 
@@ -337,7 +337,7 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
         for worker in group.ranks:
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
         assert second.process.returncode == 1, second.log()
-        assert second.says(
+        assert second.logged(
             "Rank 1 of group 'group-0' differs from its rank 0 in code, settings or hardware: "
         )
         assert re.search(f"this rank has {name} '.*', and rank 0 has '.*'", second.log()), second.log()
@@ -346,7 +346,7 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
 
 
 @pytest.mark.parametrize(
-    ("flags", "said", "status"),
+    ("flags", "logged", "status"),
     [
         (("--overlap", "3"), "this rank has overlap '1', and rank 0 has '3'", AGAIN),
         # By SessionFailed, whose status only the launcher gives to the program.
@@ -355,7 +355,7 @@ def test_a_rank_with_another_program_than_its_rank_0_ends_with_what_differs(
     ids=["overlap", "checkpoints"],
 )
 def test_what_rank_0_alone_would_do_with_others_is_refused_before_it_waits_for_them(
-    flags: tuple[str, ...], said: str, status: int, tmp_path: Path
+    flags: tuple[str, ...], logged: str, status: int, tmp_path: Path
 ) -> None:
     """With overlap it computes a first batch in a collective that no other rank comes to."""
     own = [flag.format(folder=tmp_path / "saved") for flag in flags]
@@ -366,12 +366,12 @@ def test_what_rank_0_alone_would_do_with_others_is_refused_before_it_waits_for_t
         for worker in group.ranks:
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
         assert second.process.returncode == 1, second.log()
-        assert second.says(said), second.log()
+        assert second.logged(logged), second.log()
         assert first.process.returncode == status, first.log()
 
 
 @pytest.mark.parametrize(
-    ("both", "last", "said"),
+    ("both", "last", "logged"),
     [
         (
             (),
@@ -383,7 +383,7 @@ def test_what_rank_0_alone_would_do_with_others_is_refused_before_it_waits_for_t
     ids=["state", "batch"],
 )
 def test_a_rank_with_other_values_than_its_rank_0_is_refused_before_it_trains(
-    both: tuple[str, ...], last: tuple[str, ...], said: str, tmp_path: Path
+    both: tuple[str, ...], last: tuple[str, ...], logged: str, tmp_path: Path
 ) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -392,7 +392,7 @@ def test_a_rank_with_other_values_than_its_rank_0_is_refused_before_it_trains(
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
             assert worker.steps() == []
         assert group.ranks[1].process.returncode == 1, group.ranks[1].log()
-        assert re.search(said, group.ranks[1].log())
+        assert re.search(logged, group.ranks[1].log())
 
 
 @pytest.mark.long
@@ -405,7 +405,7 @@ def test_a_rank_that_cannot_enter_its_manager_ends_at_once_with_its_own_status(t
         first, second = group.ranks
         here.until(lambda: second.process.poll() is not None, "rank 1 to end")
         assert second.process.returncode == 1, second.log()
-        assert second.says("cannot read the TLS certificate authority"), second.log()
+        assert second.logged("cannot read the TLS certificate authority"), second.log()
         here.until(lambda: first.process.poll() is not None, "rank 0 to end")
         assert_ends_with_its_group(first, 0)
 
@@ -419,7 +419,7 @@ def test_a_rank_that_does_not_enter_its_manager_in_time_ends_its_group(tmp_path:
         group = start(here, "group-0", "--failure-timeout-s", "3", last=late)
         here.until(lambda: group.leader.process.poll() is not None, "rank 0 to end")
         assert group.leader.process.returncode == AGAIN, group.leader.log()
-        assert group.leader.says("another rank is lost (it has not entered its Manager for 3 s)")
+        assert group.leader.logged("another rank is lost (it has not entered its Manager for 3 s)")
 
 
 def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_a_rank_with_another_number_of_devices_ends_with_both(tmp_path: Path) ->
         for worker in (first, second):
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
         assert first.process.returncode == 1, first.log()
-        assert first.says("Rank 1 of this group has 3 devices, and its rank 0 has 1")
+        assert first.logged("Rank 1 of this group has 3 devices, and its rank 0 has 1")
         # The same, unless JAX ends it before it gets there, because rank 0 has ended.
         assert second.process.returncode in (1, -signal.SIGABRT), second.log()
         assert "group-0 is present" not in here.coordinator_log.read_text()
@@ -452,7 +452,7 @@ def test_a_rank_that_hangs_costs_its_group_the_place_and_no_process(undisturbed:
         )
         here.until(lambda: len(survivor.leader.steps()) >= LAST_GATE, "the other group to go on")
         moves.touch()
-        here.until(lambda: victim.leader.says("heals to step"), "the group to heal")
+        here.until(lambda: victim.leader.logged("heals to step"), "the group to heal")
         back_in.touch()
         here.until_finished(*survivor.ranks, *victim.ranks)
         assert {worker.digest for worker in (*survivor.ranks, *victim.ranks)} == {undisturbed}

@@ -21,7 +21,7 @@ def test_groups_of_several_processes_edit_what_is_spread_over_them(tmp_path: Pat
         donor = start_ranks(here, "group-0", 2, (*flags, "--gate", f"7:{begun}"), script=LOOPS)
         here.until(lambda: donor.leader.step >= 6, "an edit to be committed")
         joiner = start_ranks(here, "group-1", 2, (*flags, "--gate", f"7:{begun}"), script=LOOPS)
-        here.until(lambda: joiner.leader.says("heals to step"), "the other group to heal")
+        here.until(lambda: joiner.leader.logged("heals to step"), "the other group to heal")
         begun.touch()
         here.until_finished(*donor.ranks, *joiner.ranks)
         assert {worker.digest for worker in (*donor.ranks, *joiner.ranks)} == {expected}
@@ -35,7 +35,7 @@ def test_a_rank_that_edits_alone_ends_its_group_and_both_edits_are_named(rank: i
         group = start_ranks(here, "group-0", 2, (), own={rank: ("--edit", "5")}, script=LOOPS)
         for worker in group.ranks:
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
-        said = group.ranks[1].log()
-        assert "rank 1 is at 'exchange" in said, said
-        assert "'exchange after an edit of the leaves number [0, 1, 3, 4]'" in said
+        logged = group.ranks[1].log()
+        assert "rank 1 is at 'exchange" in logged, logged
+        assert "'exchange after an edit of the leaves number [0, 1, 3, 4]'" in logged
         assert group.leader.step == 5, "no step was committed with that edit"

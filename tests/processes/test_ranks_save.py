@@ -38,7 +38,7 @@ def saved_steps(here: Cluster) -> set[str]:
 
 def kill_once_saved(here: Cluster, *groups: Group, step: int) -> None:
     here.until(lambda: str(step) in saved_steps(here), f"the checkpoint of step {step}")
-    # Another group may still start up: one that the coordinator never saw is never lost.
+    # Another group may still start up: a group that the coordinator never saw is never lost.
     for group in groups:
         present = f"{group.name} is present"
         here.until(lambda text=present: text in here.coordinator_log.read_text(), f"{group.name}'s Hello")
@@ -68,7 +68,7 @@ def test_groups_that_all_die_resume_with_the_same_bits(undisturbed: str, tmp_pat
         back = [start(here, name, 2) for name in ("group-0", "group-1")]
         here.until_finished(*(worker for group in back for worker in group.ranks))
         assert {worker.digest for group in back for worker in group.ranks} == {undisturbed}
-        assert any(group.leader.says(f"restored step 4 from {tmp_path}/saved/4") for group in back)
+        assert any(group.leader.logged(f"restored step 4 from {tmp_path}/saved/4") for group in back)
         assert "resumes at step 4" in here.coordinator_log.read_text()
 
 
@@ -83,11 +83,11 @@ def test_a_state_with_a_typed_key_is_saved_restored_and_healed(tmp_path: Path) -
         donor = start(here, "group-0", 2, "--gate", f"6:{begun}", *model)
         here.until(lambda: donor.leader.step >= 5, "the restored group to train")
         joiner = start(here, "group-1", 2, "--gate", f"6:{begun}", *model)
-        here.until(lambda: joiner.leader.says("heals to step"), "the other group to heal")
+        here.until(lambda: joiner.leader.logged("heals to step"), "the other group to heal")
         begun.touch()
         here.until_finished(*donor.ranks, *joiner.ranks)
         assert {worker.digest for worker in (*donor.ranks, *joiner.ranks)} == {undisturbed}
-        assert donor.leader.says("restored step 4")
+        assert donor.leader.logged("restored step 4")
 
 
 @pytest.mark.long
@@ -113,9 +113,9 @@ def test_groups_of_other_process_counts_read_it(undisturbed: str, tmp_path: Path
         kill_once_saved(here, one, step=8)
         two = start(here, "group-0", 2)
         here.until_finished(*two.ranks)
-        assert one.leader.says("restored step 4")
+        assert one.leader.logged("restored step 4")
         for worker in two.ranks:
-            assert worker.says("restored step 8")
+            assert worker.logged("restored step 8")
             assert worker.digest == undisturbed
         read = {step: ocp.load(str(tmp_path / "saved" / step)) for step in ("4", "8", "12")}
         assert [int(state["count"]) for state in read.values()] == [4, 8, 12]
@@ -144,7 +144,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_one_before(
         back = start(here, "group-0", 2)
         here.until_finished(*back.ranks)
         assert {worker.digest for worker in back.ranks} == {undisturbed}
-        assert all(worker.says("restored step 4") for worker in back.ranks)
+        assert all(worker.logged("restored step 4") for worker in back.ranks)
         assert saved_steps(here) == {"4", "8", "12"}
         assert not list((tmp_path / "saved").glob(".unfinished-*"))
 
@@ -160,8 +160,8 @@ def test_ranks_that_do_not_see_one_folder_are_refused_before_the_first_step(tmp_
             here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
             assert worker.process.returncode == 1, worker.log()
             assert not worker.steps()
-        assert group.ranks[1].says("Rank 1 does not see in")
-        assert group.leader.says("put the checkpoints on a file system that all processes share")
+        assert group.ranks[1].logged("Rank 1 does not see in")
+        assert group.leader.logged("put the checkpoints on a file system that all processes share")
         assert [path.name for path in (tmp_path / "saved").iterdir()] == [".job"]
 
 

@@ -47,11 +47,13 @@ def test_a_second_process_of_a_group_waits_until_the_first_is_gone(tmp_path: Pat
     with cluster(tmp_path) as here:
         here.start_coordinator()
         gate = tmp_path / "gate"
-        groups = here.start_together(("group-0", "group-1"), lambda group: (*STEPS, "--gate", f"3:{gate}"))
+        groups = here.start_together(("group-0", "group-1"), lambda _group: (*STEPS, "--gate", f"3:{gate}"))
         first, other = groups.values()
         here.until(lambda: first.step == other.step == 3, "the job to run")
         second = here.start("group-0", *STEPS)
-        here.until(lambda: "does not admit group 'group-0': another process" in second.log(), "it to be told")
+        here.until(
+            lambda: "does not admit group 'group-0': another process" in second.log(), "it to hear that"
+        )
         log = here.coordinator_log.read_text()
         assert "turns a process away: another process takes part as 'group-0'" in log
         assert "lost group-0" not in log

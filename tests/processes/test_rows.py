@@ -36,12 +36,12 @@ def test_a_kill_in_rows_and_columns_changes_nothing(victim: str, tmp_path: Path)
         workers = here.start_together(GROUPS, lambda group: (*flags, *(die if group == victim else others)))
         here.until_dead(workers[victim])
         back = here.start(victim, *flags, *others)
-        here.until(lambda: back.says("heals to step"), f"{victim} to heal")
+        here.until(lambda: back.logged("heals to step"), f"{victim} to heal")
         first.touch()
         survivors = [worker for group, worker in workers.items() if group != victim]
         # It enters before the step that the last gate holds, or after it.
         here.until(
-            lambda: any(event["shards"] for event in back.steps()) or back.says(f"wait step {LAST_GATE}"),
+            lambda: any(event["shards"] for event in back.steps()) or back.logged(f"wait step {LAST_GATE}"),
             f"{victim} to contribute, or to stand by",
         )
         last.touch()
@@ -49,8 +49,8 @@ def test_a_kill_in_rows_and_columns_changes_nothing(victim: str, tmp_path: Path)
         assert_same_run([back, *survivors], undisturbed)
         assert_no_step_lost(survivors)
         for worker in survivors:
-            assert worker.says("exchanges in 2 rows: connected to 2 of 3 other groups")
+            assert worker.logged("exchanges in 2 rows: connected to 2 of 3 other groups")
             assert worker.step > GATE
         peers = {"group-0": "2", "group-2": "3", "group-3": "3", "group-1": "2", "group-4": "2"}
         for worker, group in zip(survivors, (each for each in GROUPS if each != victim), strict=True):
-            assert worker.says(f"connected to {peers[group]} of 4 other groups")
+            assert worker.logged(f"connected to {peers[group]} of 4 other groups")

@@ -51,11 +51,13 @@ def test_a_kill_between_two_exchanges_changes_nothing(
         here.start_coordinator()
         workers = here.start_together(GROUPS, lambda group: (*flags, *own.get(group, tells_all)))
         for name in others:
-            here.until(lambda name=name: workers[name].says(exchanges), f"{name} to be in the first exchange")
+            here.until(
+                lambda name=name: workers[name].logged(exchanges), f"{name} to be in the first exchange"
+            )
         begun.touch()
         here.until_dead(workers[victim])
         back = here.start(victim, *flags)
-        here.until(lambda: back.says("heals to step"), f"{victim} to heal")
+        here.until(lambda: back.logged("heals to step"), f"{victim} to heal")
         first.touch()
         survivors = [workers[name] for name in others]
         here.until(

@@ -41,12 +41,12 @@ class Coordinator:
     log_path: Path
     port: int
 
-    def says(self, text: str) -> bool:
+    def logged(self, text: str) -> bool:
         return text in self.log_path.read_text()
 
 
 def start_coordinator(here: Cluster, endpoint: str) -> Coordinator:
-    # A new leader goes on once all groups have dialled it, however late the last one does.
+    # A new leader continues once all groups have dialled it, however late the last one does.
     patient = ("--founding-wait-ms", "1000", "--heartbeat-timeout-ms", "15000")
     here.start_coordinator("--etcd", endpoint, *patient)
     assert here.coordinator is not None
@@ -54,17 +54,17 @@ def start_coordinator(here: Cluster, endpoint: str) -> Coordinator:
 
 
 def start_two(here: Cluster, endpoint: str, other_endpoint: str) -> tuple[Coordinator, Coordinator]:
-    """The one that leads, and the one that stands by."""
+    """The leader, and the standby."""
     leader = start_coordinator(here, endpoint)
-    here.until(lambda: leader.says("leads as"), "the first coordinator to lead")
+    here.until(lambda: leader.logged("leads as"), "the first coordinator to lead")
     standby = start_coordinator(here, other_endpoint)
-    here.until(lambda: standby.says("stands by"), "the second coordinator to stand by")
+    here.until(lambda: standby.logged("stands by"), "the second coordinator to stand by")
     here.coordinator_log = leader.log_path
     return leader, standby
 
 
 def start_groups(here: Cluster, coordinators: tuple[Coordinator, ...], gate: Path) -> dict[str, Worker]:
-    """Groups, one of which dials the coordinator that stands by first. They wait for `gate` in the struck step."""
+    """Groups; the first dials the standby first. They wait for `gate` in the struck step."""
     addresses = [f"localhost:{coordinator.port}" for coordinator in coordinators]
     lists = {"group-0": addresses, "group-1": addresses[::-1]}
     started = here.folder / "all-present"
@@ -74,7 +74,9 @@ def start_groups(here: Cluster, coordinators: tuple[Coordinator, ...], gate: Pat
         gates = ("--gate", f"start:{started}", "--gate", f"{STRUCK_AT}:{gate}")
         workers[group] = here.start(group, *flags, *gates, coordinated=False)
     for group in GROUPS:
-        here.until(lambda group=group: coordinators[0].says(f"{group} is present"), f"{group} to be present")
+        here.until(
+            lambda group=group: coordinators[0].logged(f"{group} is present"), f"{group} to be present"
+        )
     started.touch()
     for worker in workers.values():
         here.until(lambda worker=worker: worker.step == STRUCK_AT, "the groups to come to the struck step")
@@ -122,9 +124,9 @@ def test_the_leader_is_killed(etcd: Etcd, undisturbed: str, tmp_path: Path) -> N
         workers = start_groups(here, (leader, standby), tmp_path / "gate")
         leader.process.kill()
         (tmp_path / "gate").touch()
-        here.until(lambda: standby.says("leads as"), "the other coordinator to lead")
+        here.until(lambda: standby.logged("leads as"), "the other coordinator to lead")
         assert_same_run(here, workers, undisturbed)
-        assert standby.says(f"remembered: step {STRUCK_AT}")
+        assert standby.logged(f"remembered: step {STRUCK_AT}")
 
 
 @pytest.mark.storm
@@ -135,10 +137,10 @@ def test_the_leader_is_frozen_and_wakes_up(etcd: Etcd, undisturbed: str, tmp_pat
         workers = start_groups(here, (leader, standby), tmp_path / "gate")
         leader.process.send_signal(signal.SIGSTOP)
         (tmp_path / "gate").touch()
-        here.until(lambda: standby.says("leads as"), "the other coordinator to lead")
+        here.until(lambda: standby.logged("leads as"), "the other coordinator to lead")
         here.until(lambda: all(w.step > STRUCK_AT for w in workers.values()), "the groups to go on")
         leader.process.send_signal(signal.SIGCONT)
-        here.until(lambda: leader.says("no longer leads"), "the old leader to find out")
+        here.until(lambda: leader.logged("no longer leads"), "the old leader to find out")
         last.touch()
         assert_same_run(here, workers, undisturbed)
         assert leader.process.poll() is None, "it stands by from now on"
@@ -151,6 +153,6 @@ def test_the_leader_is_cut_off_from_etcd(etcd: Etcd, undisturbed: str, tmp_path:
         workers = start_groups(here, (leader, standby), tmp_path / "gate")
         cut()
         (tmp_path / "gate").touch()
-        here.until(lambda: leader.says("no longer leads"), "the leader to find out")
-        here.until(lambda: standby.says("leads as"), "the other coordinator to lead")
+        here.until(lambda: leader.logged("no longer leads"), "the leader to find out")
+        here.until(lambda: standby.logged("leads as"), "the other coordinator to lead")
         assert_same_run(here, workers, undisturbed)

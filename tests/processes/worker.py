@@ -1,7 +1,7 @@
 """One replica group of a small job, as a separate process: `python worker.py --coordinator ... --group ...`.
 
 Trains a two-layer network with Adam, or a model of `tests/staged_models.py`. Writes one JSON line per event, and can
-be told to kill itself when the library announces a phase on its logger (`--die "exchange step 5"`), so that a death
+kill itself when the library announces a phase on its logger (`--die "exchange step 5"`), so that a death
 falls exactly there.
 """
 
@@ -25,7 +25,7 @@ import numpy as np
 from jax._src.lib import _jax
 
 import jaxft
-import lab._rank_caches  # noqa: F401  (ranks keep what they compile)
+import lab._rank_caches  # noqa: F401  (ranks keep their compiled programs)
 from jaxft._exchange import _grid_links
 from jaxft._replica import _joining
 from tests.accelerators import pretend
@@ -104,7 +104,7 @@ def flip(state: dict[str, Any], path: str) -> None:
 def join_world(
     rank: int, ranks: int, port: int, devices: int = 1, *, meet: str = "localhost", host: str | None = None
 ) -> None:
-    """Become one process, with so many devices, of a group whose devices are one mesh.
+    """Become a process, with `devices` devices, of a group whose devices are one mesh.
 
     Args:
         meet: the host of its rank 0.
@@ -113,7 +113,7 @@ def join_world(
     jax.config.update("jax_num_cpu_devices", devices)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     if host is not None:
-        # By default gloo uses what the name of this machine leads to.
+        # By default gloo uses the address of this machine's name.
         make = _jax.make_gloo_tcp_collectives
         _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
     jax.distributed.initialize(f"{meet}:{port}", ranks, rank, initialization_timeout=round(GATE_TIMEOUT_S))
@@ -137,7 +137,7 @@ def spread(tree: Any) -> Any:
 
 
 class KillAt(logging.Handler):
-    """Sends a signal to a process, such as kill -9 does, when the library says `text` for the first time."""
+    """Sends a signal to a process, such as kill -9 does, when the library logs `text` for the first time."""
 
     def __init__(self, text: str, pid: int, number: int = signal.SIGKILL) -> None:
         super().__init__(logging.DEBUG)
@@ -183,20 +183,20 @@ def wait_for(path: Path, timeout_s: float = GATE_TIMEOUT_S) -> None:
         time.sleep(0.005)
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 (a branch for each flag)
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator", default="")
     parser.add_argument("--group", default="alone")
     parser.add_argument("--job", default="toy")
-    parser.add_argument("--model", default="", help="one of tests/staged_models.py")
+    parser.add_argument("--model", default="", help="a model of tests/staged_models.py")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--shards", type=int, default=4, help="0: one for each member")
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--die", default="")
     parser.add_argument(
-        "--murder", default="", help="PID:TEXT: kill -9 that process when the library says so"
+        "--murder", default="", help="PID:TEXT: kill -9 that process when the library logs TEXT"
     )
-    parser.add_argument("--hold", default="", help="TEXT:FILE: wait for FILE when the library says so")
+    parser.add_argument("--hold", default="", help="TEXT:FILE: wait for FILE when the library logs TEXT")
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
     parser.add_argument(
         "--pause", default="", help="STEP:FILE: after that step, wait for FILE between two calls"
@@ -238,7 +238,7 @@ def main() -> None:
     parser.add_argument("--of-state", action="store_true", help="batches are made of the state, too")
     parser.add_argument("--unreadable", default="", help="STEP:SHARD: that shard's batch cannot be read")
     parser.add_argument("--times", type=int, default=1 << 30, help="so often, then it can")
-    parser.add_argument("--interrupt", default="", help="Ctrl-C when the library says so")
+    parser.add_argument("--interrupt", default="", help="Ctrl-C when the library logs this")
     parser.add_argument("--again", action="store_true", help="call the step again after an exception")
     parser.add_argument(
         "--flip", default="", help="LEAF:STEP, such as mu.hidden:7: flip a bit of it after that step"
@@ -247,10 +247,10 @@ def main() -> None:
         "--accelerator",
         type=int,
         metavar="BYTES",
-        help="have the CPU devices count as an accelerator, with buckets of so many bytes",
+        help="have the CPU devices count as an accelerator, with buckets of this size in bytes",
     )
     parser.add_argument(
-        "--rows-from", type=int, help="exchange in rows and columns in quorums of so many groups or more"
+        "--rows-from", type=int, help="exchange in rows and columns in quorums of this many groups or more"
     )
     parser.add_argument("--enter", type=Path, help="wait for this file before the Manager is entered")
     parser.add_argument("--leave-after", type=int, help="leave the loop and the job after that step")
@@ -264,7 +264,7 @@ def main() -> None:
     parser.add_argument(
         "--world",
         default="",
-        help="RANK:RANKS:PORT[:DEVICES]: one process of a group of several; env: as `jaxft launch` says",
+        help="RANK:RANKS:PORT[:DEVICES]: one process of a group of several; env: from `jaxft launch`",
     )
     parser.add_argument(
         "--meet", default="localhost", help="the host of rank 0, if each rank is on --host, a separate host"

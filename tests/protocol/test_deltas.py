@@ -51,7 +51,7 @@ def quorum(
     )
 
 
-def told(new: NewQuorum, base: NewQuorum | None) -> tuple[NewQuorum, int]:
+def heard(new: NewQuorum, base: NewQuorum | None) -> tuple[NewQuorum, int]:
     """What arrives, and in how many bytes."""
     data = deltas.to_proto(new, base).SerializeToString()
     return deltas.from_proto(pb.NewQuorum.FromString(data), base), len(data)
@@ -70,7 +70,7 @@ def weighed(names: set[str] | list[str], weights: dict[str, int] | None = None) 
     st.integers(1, 40),
     st.sampled_from(["boundary", "loss", "members", "odd"]),
 )
-def test_what_arrives_is_what_was_told(
+def test_what_arrives_is_what_was_told(  # noqa: PLR0913 (drawn)
     before: set[str],
     after: set[str],
     lives: dict[str, int],
@@ -95,9 +95,9 @@ def test_what_arrives_is_what_was_told(
                 name: (0,) if position else tuple(range(1, total)) for position, name in enumerate(in_order)
             }
     new = quorum(4, shards, total, lives, weights)
-    assert told(new, old)[0] == new
-    assert told(new, None)[0] == new
-    assert told(old, None)[0] == old
+    assert heard(new, old)[0] == new
+    assert heard(new, None)[0] == new
+    assert heard(old, None)[0] == old
 
 
 def test_one_loss_among_a_thousand_is_told_in_a_few_hundred_bytes():
@@ -109,17 +109,17 @@ def test_one_loss_among_a_thousand_is_told_in_a_few_hundred_bytes():
         assign.after_loss(1000, others, {member.group: member.shards for member in base.members}),
     ):
         new = quorum(4, shards, 1000)
-        arrived, size_bytes = told(new, base)
+        arrived, size_bytes = heard(new, base)
         assert arrived == new
         assert size_bytes < 200
-        assert told(new, None)[1] > 30_000
+        assert heard(new, None)[1] > 30_000
 
 
 def test_members_that_are_not_in_order_are_all_listed():
     base = quorum(3, {"a": (0,), "b": (1,)}, 2)
     members = tuple(reversed(base.members))
     new = NewQuorum(QuorumId(4), Step(7), 2, members)
-    assert told(new, base)[0] == new
+    assert heard(new, base)[0] == new
 
 
 def test_the_difference_to_another_quorum_is_refused():

@@ -12,7 +12,7 @@ from jaxft_protocol.host.lines import MAX_WAITING, MENTION_EVERY_S, LineFile
 from tests import patience
 
 LOG = logging.getLogger("a test")
-# The kernel writes what fits, and says no to the rest, as on a full disk.
+# The kernel writes as much as fits, and refuses the rest, as on a full disk.
 SCRIPT = """
 import resource, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Copies of a job with changes: equal to those of `dataclasses.replace`, but faster."""
+"""Copies of a job with changes: equal to the results of `dataclasses.replace`, but faster."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -37,5 +37,5 @@ def test_a_field_that_is_not_there_cannot_be_changed():
 
 def test_a_long_wait_is_mentioned_after_5_s_and_each_time_it_has_doubled() -> None:
     wait = LongWait(began_s=100.0)
-    said = [round(found) for tenth in range(1000) if (found := wait.to_say(100.0 + tenth / 10)) is not None]
-    assert said == [5, 10, 20, 40, 80]
+    logged = [round(found) for tenth in range(1000) if (found := wait.to_say(100.0 + tenth / 10)) is not None]
+    assert logged == [5, 10, 20, 40, 80]

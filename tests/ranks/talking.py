@@ -13,8 +13,9 @@ import threading
 from jaxft_protocol.messages import Stripe
 
 from jaxft._ranks import _link
-from jaxft._ranks._follower import Follower
+from jaxft._ranks._follower import Follower, Place
 from jaxft._ranks._leader import Leader
+from jaxft._ranks._link import Silence
 from jaxft._transport import _sockets
 from jaxft._transport._seals import Connection
 from tests import patience
@@ -63,9 +64,7 @@ def follow(sock: socket.socket, silence_s: float) -> None:
                 enough.set()
             return super()._beat()
 
-    patient = {"silence_s": silence_s, "first_s": silence_s}
-    connection = Connection.plain(sock)
-    follower = Counting(connection, rank=1, size=2, address="h:2", pins=NoPins(), name="a", **patient)
+    follower = Counting(Connection.plain(sock), Place(1, 2, "h:2"), NoPins(), Silence(silence_s), name="a")
     for _ in range(_DECISIONS):
         sys.stdout.write(f"{follower.choose('a number', 0)}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Which errors are those of a running program, such as a collective that lost a rank."""
+"""Which errors come from a running program, such as a collective that lost a rank."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def test_errors_that_were_raised_from_each_other_are_looked_at_once() -> None:
 
 
 def test_what_a_program_raises_on_the_device_is_one() -> None:
-    def fail(value: object) -> object:
+    def fail(_value: object) -> object:
         raise OSError("the disk is full")
 
     ask = jax.jit(lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x))
@@ -63,7 +63,7 @@ class Ended(BaseException):
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(name: str, other: str, why: str) -> None:
+    def end(_name: str, other: str, why: str) -> None:
         raise Ended(f"{other} is lost ({why})")
 
     monkeypatch.setattr(_link, "end_with", end)

@@ -12,7 +12,7 @@ PROGRAM = """
 import atexit, os, sys
 from jaxft._base import _ending
 atexit.register(lambda: os._exit(66))
-sys.stdout.write("said")  # not flushed
+sys.stdout.write("written")  # not flushed
 try:
     {body}
 except BaseException as error:
@@ -26,7 +26,7 @@ def status(body: str, then: str) -> int:
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=patience.FAR_S, check=False
     )
-    assert ended.stdout == "said", ended.stderr
+    assert ended.stdout == "written", ended.stderr
     return ended.returncode
 
 

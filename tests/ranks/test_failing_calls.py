@@ -21,14 +21,14 @@ def talking(*injections: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("error", ["ENOBUFS", "ENOMEM", "EINTR", "EAGAIN"])
 @pytest.mark.parametrize("call", ["sendmsg", "recvfrom"])
 def test_a_call_that_fails_for_a_moment_loses_no_message(call: str, error: str) -> None:
-    """One that is lost would leave the ranks at different points of the program."""
+    """A lost message would leave the ranks at different points of the program."""
     done = talking(f"{call}:error={error}:when=1+3")
     assert done.stdout.splitlines() == [*map(str, range(20)), "the other rank has ended"], done.stderr
     assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("injected", "said"),
+    ("injected", "logged"),
     [
         ("sendmsg:error=EPERM:when=3+", "a message could not be sent to it: .*Operation not permitted"),
         ("sendmsg:error=ENOBUFS:when=3+", "a message could not be sent to it: .*No buffer space available"),
@@ -36,8 +36,8 @@ def test_a_call_that_fails_for_a_moment_loses_no_message(call: str, error: str) 
         ("recvfrom:error=ETIMEDOUT:when=3+", "The connection is lost: Connection timed out"),
     ],
 )
-def test_a_call_that_goes_on_failing_ends_the_group_with_the_reason(injected: str, said: str) -> None:
+def test_a_call_that_goes_on_failing_ends_the_group_with_the_reason(injected: str, logged: str) -> None:
     done = talking(injected)
     assert done.returncode == AGAIN, done.stderr
     assert "CameApart" not in done.stderr
-    assert re.search(rf"a group shares fate: rank \d is lost \({said}", done.stderr), done.stderr
+    assert re.search(rf"a group shares fate: rank \d is lost \({logged}", done.stderr), done.stderr

@@ -1,6 +1,7 @@
 """Rank 0 and another rank over a real connection, in one process: decisions, verdicts, and their ends."""
 
 import contextlib
+import dataclasses
 import logging
 import re
 import signal
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from jaxft_protocol import values
@@ -47,9 +49,9 @@ from jaxft._base import _ending
 from jaxft._errors import SessionFailed
 from jaxft._ranks import _leader, _link, _outside
 from jaxft._ranks._directives import decode, encode
-from jaxft._ranks._follower import Follower
+from jaxft._ranks._follower import Follower, Place
 from jaxft._ranks._leader import Leader
-from jaxft._ranks._link import Life, Link, leader_message, rank_message
+from jaxft._ranks._link import Life, Link, Silence, Traffic, leader_message, rank_message
 from jaxft._ranks._ranks import OneRank, Operation, Settled
 from jaxft._transport._seals import Connection
 from jaxft._transport._sockets import Abort
@@ -65,16 +67,16 @@ KEYS = {"outgoing": bytes(range(32)), "incoming": bytes(range(32, 64))}
 
 @dataclass
 class Kept:
-    """What a follower's store was asked to do, and where the others reach the follower."""
+    """The calls of a follower's store, and the follower's address."""
 
     address: str = "h:2"
-    said: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
+    calls: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
 
     def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
-        self.said.append(("pin", heal_id, step, log_only, stripe))
+        self.calls.append(("pin", heal_id, step, log_only, stripe))
 
     def release(self, heal_id: int) -> None:
-        self.said.append(("release", heal_id))
+        self.calls.append(("release", heal_id))
 
 
 @dataclass
@@ -85,8 +87,7 @@ class Pair:
 
 
 def follower_on(connection: Connection, pins: Kept) -> Follower:
-    patient = {"silence_s": patience.FAR_S, "first_s": patience.FAR_S}
-    return Follower(connection, rank=1, size=2, address=pins.address, pins=pins, name="a", **patient)
+    return Follower(connection, Place(1, 2, pins.address), pins, Silence(patience.FAR_S), name="a")
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "sealed"])
@@ -157,10 +158,10 @@ def test_what_another_rank_moves_counts_while_rank_0_computes_with_it(
     monkeypatch.setattr(_link, "BEAT_S", 0.01)
     moved = threading.Semaphore(0)
     pair.leader.on_progress = moved.release
-    pair.leader.awaits_others(True)
+    pair.leader.awaits_others(now=True)
     pair.follower.got_on()
     assert moved.acquire(timeout=patience.FAR_S)
-    pair.leader.awaits_others(False)
+    pair.leader.awaits_others(now=False)
     pair.follower.got_on()
     patience.until(lambda: pair.leader._core.ranks[0].progress == 2, "its progress")
     assert not moved.acquire(blocking=False)
@@ -180,16 +181,16 @@ def test_a_rank_that_tells_no_address_is_named() -> None:
 
 def test_directives_and_decisions_come_in_order(pair: Pair) -> None:
     pair.leader.direct(TakeDigest(Step(1)))
-    assert pair.leader.decide("go on", True)
-    assert not pair.leader.decide("go on", False)
+    assert pair.leader.decide("go on", value=True)
+    assert not pair.leader.decide("go on", value=False)
     assert pair.follower.wait(0) == (1, TakeDigest(Step(1)))
-    assert [pair.follower.decide("go on", True) for _ in range(2)] == [True, False]
+    assert [pair.follower.decide("go on", value=True) for _ in range(2)] == [True, False]
 
 
 def test_ranks_at_different_decisions_have_come_apart(pair: Pair) -> None:
-    pair.leader.decide("go on", True)
+    pair.leader.decide("go on", value=True)
     with pytest.raises(SessionFailed, match=r"come apart: the decision about 'go on'.*at 'exchange'"):
-        pair.follower.decide("exchange", True)
+        pair.follower.decide("exchange", value=True)
 
 
 def test_rank_0_chooses_for_all(pair: Pair) -> None:
@@ -197,7 +198,7 @@ def test_rank_0_chooses_for_all(pair: Pair) -> None:
     assert pair.follower.choose("the checkpoint", 5) == 1 << 62
     pair.leader.choose("the checkpoint", 3)
     with pytest.raises(SessionFailed, match=r"come apart: the decision about 'the checkpoint'.*at 'go on'"):
-        pair.follower.decide("go on", True)
+        pair.follower.decide("go on", value=True)
 
 
 def test_a_save_begins_and_ends_in_all_ranks(pair: Pair) -> None:
@@ -224,49 +225,52 @@ def test_a_wait_for_a_rank_that_writes_is_logged(
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes long is said soon. For the pair, ask for this fixture before it."""
+    """Long waits are logged soon. For the pair, ask for this fixture before it."""
     monkeypatch.setattr(_link, "BEAT_S", 0.01)
     monkeypatch.setattr(_outside, "SLOW_WAIT_S", 0.05)
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_rank_that_is_outside_of_the_step_while_rank_0_waits_is_named_with_where_it_stands(
-    soon: None, pair: Pair, caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pair.leader.decide("go on", True)
+    pair.leader.decide("go on", value=True)
     patience.until(lambda: "[jaxft a] rank 1 has been outside" in caplog.text, "rank 1 to be named")
-    patience.until(lambda: len(said(caplog)) >= 2, "both ranks to say so")
-    for text in said(caplog)[:2]:
+    patience.until(lambda: len(logged(caplog)) >= 2, "both ranks to say so")
+    for text in logged(caplog)[:2]:
         assert re.search(
             r"rank 1 has been outside of the step for \d+ s, and rank 0 has waited for it in the step for \d+ s. "
             r"Its program stands at .+:\d+ in .+, called from .+:\d+ in .+. If that is a computation of all ranks",
             text,
         )
-    with pair.follower.in_step(True):
-        seen = len(said(caplog))
-        assert pair.follower.decide("go on", True)
-        pair.leader.decide("go on", True)  # is not taken, but this rank is in the step
+    with pair.follower.in_step(now=True):
+        seen = len(logged(caplog))
+        assert pair.follower.decide("go on", value=True)
+        pair.leader.decide("go on", value=True)  # is not taken, but this rank is in the step
         beats_pass(pair)
-        assert len(said(caplog)) <= seen + 1  # one may have been under way
-        assert pair.follower.decide("go on", True)
+        assert len(logged(caplog)) <= seen + 1  # one may have been under way
+        assert pair.follower.decide("go on", value=True)
 
 
+@pytest.mark.usefixtures("soon")
 def test_rank_0_says_where_it_stands_while_another_rank_waits_for_it_in_the_step(
-    soon: None, pair: Pair, caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(pair.follower.wait, 0)
-        patience.until(lambda: said(caplog), "rank 0 to say so")
-        text = said(caplog)[0]
+        patience.until(lambda: logged(caplog), "rank 0 to say so")
+        text = logged(caplog)[0]
         assert text.startswith("[jaxft a] rank 0 has been outside of the step for ")
         assert ", and rank 1 has waited for it in the step for 0 s. Its program stands at " in text
         pair.leader.direct(TakeDigest(Step(4)))
         assert waiting.result()[1] == TakeDigest(Step(4))
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_rank_says_nothing_while_both_are_in_the_step_or_rank_0_has_left(
-    soon: None, pair: Pair, caplog: pytest.LogCaptureFixture
+    pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ThreadPoolExecutor(1) as pool, pair.leader.in_step(True):
+    with ThreadPoolExecutor(1) as pool, pair.leader.in_step(now=True):
         waiting = pool.submit(pair.follower.wait, 0)
         beats_pass(pair)
         pair.leader.direct(TakeDigest(Step(4)))
@@ -274,15 +278,15 @@ def test_a_rank_says_nothing_while_both_are_in_the_step_or_rank_0_has_left(
     pair.leader.left()
     patience.until(lambda: pair.follower._core.orders, "the order")
     beats_pass(pair)
-    assert not said(caplog)
+    assert not logged(caplog)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.getMessage() for one in caplog.records if "outside of the step" in one.getMessage()]
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if "outside of the step" in each.getMessage()]
 
 
 def beats_pass(pair: Pair) -> None:
-    """Twenty of the follower's, which are many times the shortest wait that is said."""
+    """Twenty of the follower's, which are many times the shortest wait that is logged."""
     seen: list[object] = []
     hear = pair.leader._look_outside
     pair.leader._look_outside = lambda *beat: (seen.append(beat), hear(*beat))[1]
@@ -305,22 +309,22 @@ def test_a_rank_that_ends_before_it_has_written_ends_the_save(pair: Pair) -> Non
     "settled", [Settled(done=True), Settled(Failure(FailureKind.DIVERGED, "halted")), Settled()]
 )
 def test_a_rank_that_has_raised_learns_what_became_of_the_step(pair: Pair, settled: Settled) -> None:
-    told: list[tuple[object, ...]] = []
+    heard: list[tuple[object, ...]] = []
 
-    def on_raised(*said: object) -> Settled:
-        told.append(said)
+    def on_raised(*report: object) -> Settled:
+        heard.append(report)
         return settled
 
     pair.leader.on_raised = on_raised
     assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == settled
     assert pair.follower.report_raised(Step(6), "KeyError", None, timeout_s=patience.FAR_S) == settled
-    assert told == [(5, "OSError: gone (in rank 1)", 2), (6, "KeyError (in rank 1)", None)]
+    assert heard == [(5, "OSError: gone (in rank 1)", 2), (6, "KeyError (in rank 1)", None)]
 
 
 def test_a_rank_that_has_raised_gets_an_answer_although_the_report_fails(
     pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def on_raised(*said: object) -> Settled:
+    def on_raised(*_report: object) -> Settled:
         raise RuntimeError("a bug")
 
     pair.leader.on_raised = on_raised
@@ -333,7 +337,7 @@ def test_a_moment_without_room_for_a_thread_is_waited_out(monkeypatch: pytest.Mo
     ends = socket.socketpair()
     leader = Leader([Connection.plain(ends[0])], silence_s=patience.FAR_S, stuck_s=patience.FAR_S, name="a")
     leader.start()
-    leader.on_raised = lambda *said: Settled(done=True)
+    leader.on_raised = lambda *_: Settled(done=True)
     follower = follower_on(Connection.plain(ends[1]), Kept())
     assert follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled(done=True)
     assert refused == {"jaxft-rank-0", "jaxft-rank-1", "jaxft-raised-1"}
@@ -433,7 +437,7 @@ def test_pins_overtake_what_the_training_thread_does(pair: Pair) -> None:
     pair.leader.release(4)
     pair.leader.all_computed(3, 5)
     patience.until(lambda: pair.follower.all_computed == (3, 5), "the message")
-    assert pair.kept.said == [("pin", 4, 7, True, Stripe(1, 3)), ("release", 4)]
+    assert pair.kept.calls == [("pin", 4, 7, True, Stripe(1, 3)), ("release", 4)]
 
 
 def test_a_rank_whose_loop_ends_early_is_named(pair: Pair) -> None:
@@ -466,7 +470,7 @@ def test_the_last_digests_are_taken_by_all_until_the_group_has_left(pair: Pair) 
 
 def test_another_directive_after_the_end_of_the_loop_is_an_error(pair: Pair) -> None:
     pair.leader.direct(Attempt(QUORUM, Step(5)))
-    with pytest.raises(SessionFailed, match="loop has ended, but rank 0 goes on with Attempt"):
+    with pytest.raises(SessionFailed, match="loop has ended, but rank 0 continues with Attempt"):
         pair.follower.wait_until_left(0.0, None)
 
 
@@ -488,12 +492,9 @@ def lonely(silence_s: float, first_s: float = 0.0) -> tuple[Link, Connection]:
     one, two = socket.socketpair()
     link = Link(
         Connection.plain(one),
+        Traffic(leader_message, lambda _: None, bytes),
+        Silence(silence_s, first_s),
         other=0,
-        receive=leader_message,
-        handle=lambda message: None,
-        beat=bytes,
-        silence_s=silence_s,
-        first_s=first_s,
         name="a",
     )
     link.start()
@@ -517,7 +518,9 @@ def test_a_collective_that_fails_after_another_ranks_error_ends_this_process(
     """It must not end with its own error, and status 1, if the other process is gone before the grace is over."""
     exits = Exits(monkeypatch)
     # The timer that ends this process in any case does not do it here.
-    monkeypatch.setattr(_link.threading, "Timer", lambda delay_s, run, values: threading.Thread(target=int))
+    monkeypatch.setattr(
+        _link.threading, "Timer", lambda _delay_s, _run, _values: threading.Thread(target=int)
+    )
     link, other = lonely(patience.FAR_S)
     link.expect_end("ConfigurationError")
     link.await_loss(patience.FAR_S)
@@ -543,19 +546,16 @@ import ctypes, socket, sys, threading
 from pathlib import Path
 from jaxft_protocol.proto import ranks_pb2 as pb
 from jaxft._exchange._compiled import Library
-from jaxft._ranks._link import Life, Link, leader_message
+from jaxft._ranks._link import Life, Link, Silence, Traffic, leader_message
 from jaxft._transport._seals import Connection
 
 beats, lives = (Connection.plain(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
 Link(
     beats,
+    Traffic(leader_message, lambda message: None, pb.RankMessage(beat=pb.Beat()).SerializeToString),
+    Silence(1.0, 60.0),
     life=Life(lives, Library.load(Path(sys.argv[3])).live),
     other=0,
-    receive=leader_message,
-    handle=lambda message: None,
-    beat=pb.RankMessage(beat=pb.Beat()).SerializeToString,
-    silence_s=1.0,
-    first_s=60.0,
     name="a",
 ).start()
 sys.stdin.readline()
@@ -580,13 +580,14 @@ def test_a_rank_that_holds_pythons_lock_is_kept_and_a_stopped_one_is_lost(
         try:
             link = Link(
                 Connection.plain(beats),
+                Traffic(
+                    rank_message,
+                    lambda _: beaten.set(),
+                    pb.LeaderMessage(beat=pb.Beat()).SerializeToString,
+                ),
+                Silence(1.5, patience.FAR_S),
                 life=Life(Connection.plain(lives), None),
                 other=1,
-                receive=rank_message,
-                handle=lambda message: beaten.set(),
-                beat=pb.LeaderMessage(beat=pb.Beat()).SerializeToString,
-                silence_s=1.5,
-                first_s=patience.FAR_S,
                 name="a",
             )
             link.start()
@@ -644,7 +645,7 @@ def test_garbage_ends_this_process_before_memory_is_taken(
 
 def test_a_group_of_one_process_decides_for_itself() -> None:
     one, abort = OneRank(), Abort()
-    assert one.decide("go on", True)
+    assert one.decide("go on", value=True)
     assert one.choose("the checkpoint", 5) == 5
     assert one.save_begins(1, "folder") == "folder"
     assert one.save_ends(1, "full") == ["full"]
@@ -668,7 +669,7 @@ class SetClock:
         return self.now_s
 
     def until_read(self) -> None:
-        """Wait until it has been read, and what it showed has been used."""
+        """Wait until it has been read, and its time has been used."""
         before = self.reads
         patience.until(lambda: self.reads > before + 1, "two looks at the clock")
 
@@ -724,7 +725,8 @@ def test_a_rank_that_is_told_to_leave_has_rank_0_leave_for_the_group(
         hear(rank, message)
         beaten.release()
 
-    monkeypatch.setattr(pair.leader._links[0], "_handle", lambda message: counted(1, message))
+    link = pair.leader._links[0]
+    monkeypatch.setattr(link, "_traffic", dataclasses.replace(link._traffic, handle=partial(counted, 1)))
     pair.leader.on_drain = asked.set
     for _ in range(3):
         assert beaten.acquire(timeout=patience.FAR_S)

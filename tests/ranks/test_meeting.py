@@ -1,4 +1,4 @@
-"""The collective in which the ranks of a group meet, when one of them does not come to it."""
+"""The collective in which the ranks of a group meet, when a rank does not come to it."""
 
 import math
 import threading
@@ -25,7 +25,7 @@ class Ended(BaseException):
 
 @pytest.fixture(autouse=True)
 def ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(name: str, other: str, why: str) -> None:
+    def end(_name: str, other: str, why: str) -> None:
         raise Ended(f"{other} is lost ({why})")
 
     monkeypatch.setattr(_membership, "end_with", end)

@@ -1,4 +1,4 @@
-"""What a rank says of its program outside of the step, while another waits for it there."""
+"""A rank's line about its program outside of the step, while another waits for it there."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ from jaxft._ranks._outside import Outside
 CALL = "def call(ask):\n    return ask()\n"
 
 
-def said(program: str, *, in_step: bool = False) -> str:
-    """What is said of a thread in a function of a file with this name."""
+def logged(program: str, *, in_step: bool = False) -> str:
+    """The line about a thread in a function of a file with this name."""
     names: dict[str, Any] = {}
     exec(compile(CALL, program, "exec"), names)
     outside = Outside()
-    with outside.in_step(in_step):
+    with outside.in_step(now=in_step):
         return names["call"](lambda: outside.to_say("rank 0", SLOW_WAIT_S))
 
 
 def test_a_rank_that_compiles_the_step_says_only_that() -> None:
     """It has not got into the step yet, and its program has done nothing wrong."""
-    assert said(_compile.__file__) == "compiles the step, and rank 0 has waited for it in the step for 5 s."
+    assert logged(_compile.__file__) == "compiles the step, and rank 0 has waited for it in the step for 5 s."
 
 
 def test_a_rank_whose_program_does_something_else_says_where_it_stands() -> None:
-    text = said("/somewhere/train.py")
+    text = logged("/somewhere/train.py")
     assert text.startswith(
         "has been outside of the step for 0 s, and rank 0 has waited for it in the step for 5 s."
     )
@@ -36,7 +36,7 @@ def test_a_rank_whose_program_does_something_else_says_where_it_stands() -> None
 
 
 def test_a_rank_in_the_step_says_nothing() -> None:
-    assert said("/somewhere/train.py", in_step=True) == ""
+    assert logged("/somewhere/train.py", in_step=True) == ""
 
 
 def test_it_says_so_again_after_twice_the_time() -> None:

@@ -24,6 +24,6 @@ def test_ranks_that_are_suspended_together_go_on() -> None:
             over_s = time.monotonic() + 1.5 * SILENCE_S
             patience.until(lambda over_s=over_s: time.monotonic() > over_s, "the stop to have lasted")
             os.killpg(both.pid, signal.SIGCONT)
-        said, log = patience.communicate(both, "", limit_s=patience.FAR_S)
-    assert said == "the other rank has ended\n", log
+        logged, log = patience.communicate(both, "", limit_s=patience.FAR_S)
+    assert logged == "the other rank has ended\n", log
     assert both.returncode == 0

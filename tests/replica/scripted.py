@@ -56,7 +56,7 @@ class Coordinator:
         await self._server.stop(0.0)
 
     async def _session(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[bytes], _context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
         self.opened += 1
         reader = asyncio.create_task(self._read(requests))

@@ -1,4 +1,4 @@
-"""What the training thread keeps of its work on a step when one attempt replaces another."""
+"""The work on a step that the training thread keeps when one attempt replaces another."""
 
 import contextlib
 import dataclasses
@@ -58,13 +58,13 @@ class Received:
         self.frontier = (None, False)  # the coordinator knows of none
 
     @contextlib.contextmanager
-    def activity(self, directive: object, abort: Abort) -> Iterator[Abort]:
+    def activity(self, _directive: object, abort: Abort) -> Iterator[Abort]:
         yield abort
 
     def post(self, event: Event) -> None:
         self.events.append(event)
 
-    def wants_digest(self, step: Step) -> bool:
+    def wants_digest(self, _step: Step) -> bool:
         return False
 
     def got_on(self) -> None:
@@ -213,7 +213,7 @@ def test_a_step_that_asks_for_its_place_counts_only_there(listener: Listener) ->
 
 @pytest.mark.parametrize("accelerator", [True, False])
 def test_an_accelerator_starts_the_next_shard_before_it_waits_for_the_last(
-    accelerator: bool, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    *, accelerator: bool, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
     add = Partials.add
@@ -250,7 +250,7 @@ def test_means_of_an_attempt_that_failed_leave_the_devices(
         held.append(any(len(stage.given) for stage in group.attempts.computing.work.stages))
         return batch_for(step, shard)
 
-    def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
+    def alone(_links: object, task: Task, _shards: int, _patience: MakePatience) -> None:
         for each in task.result:
             each.fill(0)
 
@@ -264,7 +264,7 @@ def test_means_of_an_attempt_that_failed_leave_the_devices(
     assert held == [False, False]
 
 
-def _without_links(self: Attempts, now: Try, number: int) -> _spans.SpanLinks:
+def _without_links(_self: Attempts, now: Try, _number: int) -> _spans.SpanLinks:
     return _spans.SpanLinks(now.quorum.quorum_id, [None], now.abort, lambda *_: cast(Any, None))
 
 
@@ -283,7 +283,7 @@ def test_an_accelerator_without_room_starts_no_shard_ahead(
 
     with pretended(), pytest.MonkeyPatch.context() as patch:
         group = Group(listener, shards=2, batch_for=noted_batch)
-        patch.setattr("jaxft._arrays._device_sums._memory_stats", lambda device: None)
+        patch.setattr("jaxft._arrays._device_sums._memory_stats", lambda _device: None)
         group.attempt(quorum(1, 2, group_1=(0, 1)))
     assert done == ["batch 0", "add 0", "batch 1", "add 1"]
     group.attempts.apply(group.call, STEP, group.record)
@@ -350,12 +350,12 @@ def test_later_buckets_are_copied_while_the_first_is_exchanged(
     seen: list[tuple[list[bool], list[str]]] = []
     waits_s: list[float] = []
 
-    def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
+    def alone(_links: object, task: Task, _shards: int, patience: MakePatience) -> None:
         waits_s.append(patience(0.0).timeout_s)
         stages = group.attempts.computing.work.stages
         held = [dict(stage.partials._on_device) for stage in stages if stage.partials is not None]
-        copied = [all(one.copies is not None for one in each.values()) for each in held]
-        given = [type(one).__name__ for stage in stages for one in stage.given]
+        copied = [all(shard.copies is not None for shard in each.values()) for each in held]
+        given = [type(each).__name__ for stage in stages for each in stage.given]
         seen.append((copied, given))
         task.partials.mean_into(task.result)
 
@@ -442,7 +442,7 @@ def test_shards_that_are_taken_over_go_through_all_stages(listener: Listener) ->
 
 
 def test_later_stages_of_other_means_are_computed_again(listener: Listener) -> None:
-    """Without `shards`, the means are those of the members: what was computed from former ones does not count."""
+    """Without `shards`, the means depend on the members: work from former means does not count."""
     group = staged(listener, shards=None)
     group.attempt(quorum(1, 2, group_1=(0, 1)))
     group.attempt(quorum(2, 1, group_1=(0,)))
@@ -458,7 +458,7 @@ def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
 ) -> None:
     waits_s: list[float] = []
 
-    def alone(links: object, task: Task, shards: int, patience: MakePatience) -> None:
+    def alone(_links: object, task: Task, _shards: int, patience: MakePatience) -> None:
         waits_s.append(patience(0.0).timeout_s)
         task.partials.mean_into(task.result)
 
@@ -483,7 +483,7 @@ def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
         waits_s.append(patience.timeout_s)
         return opened(*args, patience=patience, **kwargs)
 
-    def alone(links: Links, task: Task, shards: int, patience: MakePatience) -> None:
+    def alone(links: Links, task: Task, _shards: int, _patience: MakePatience) -> None:
         assert group.attempts._links is not None
         group.attempts._links._links.clear()
         links.close()
@@ -520,7 +520,7 @@ def test_a_listener_that_has_ended_is_noticed_in_the_next_step_under_the_same_qu
 @pytest.mark.parametrize("policy", ["skip", "allow"])
 def test_a_step_that_is_skipped_keeps_the_state_and_counts(listener: Listener, policy: Policy) -> None:
     """Work, digest and means belong to one state, and are dropped with it."""
-    group = Group(listener, shards=1, batch_for=lambda step, shard: jnp.full(3, np.inf), nonfinite=policy)
+    group = Group(listener, shards=1, batch_for=lambda _step, _shard: jnp.full(3, np.inf), nonfinite=policy)
     before = group.held.leaves
     group.attempt(quorum(1, 1, group_1=(0,)))
     group.attempts.apply(group.call, STEP, group.record)

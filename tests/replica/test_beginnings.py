@@ -1,4 +1,4 @@
-"""With which state a job began is noted, and a group that comes with it says so: in a real job of one group."""
+"""With which state a job began is noted, and a group that comes with it reports it: in a real job of one group."""
 
 import errno
 import logging
@@ -102,7 +102,7 @@ def test_a_checkpoint_takes_the_note_away(job: Job) -> None:
 def test_a_full_disk_costs_no_step(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def is_full(folder: Path, beginning: Beginning) -> None:
+    def is_full(folder: Path, _beginning: Beginning) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
     monkeypatch.setattr(_beginning, "write", is_full)

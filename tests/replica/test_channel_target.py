@@ -39,7 +39,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Has the system's resolver answer with these addresses; without any, that the name is unknown."""
 
     def begin(found: list[tuple[int, str]]) -> None:
-        def resolve(name: str, port: int, **options: Any) -> list[tuple[Any, ...]]:
+        def resolve(_name: str, port: int, **_options: Any) -> list[tuple[Any, ...]]:
             if not found:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             return [
@@ -89,14 +89,14 @@ def test_without_a_thread_a_dial_fails_and_the_session_goes_on(
     """The next dial may find one. Digits need none."""
     answer([(V4, "10.0.0.1")])
 
-    def none_left(self: threading.Thread) -> None:
+    def none_left(_self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
     stream: Any = SimpleNamespace(_silence_s=patience.FAR_S)
-    says = "no thread could resolve the name in 'coordinator.test:29510': can't start new thread"
+    expected = "no thread could resolve the name in 'coordinator.test:29510': can't start new thread"
     loop = asyncio.new_event_loop()
-    with contextlib.closing(loop), pytest.raises(ConnectionError, match=f"^{re.escape(says)}$"):
+    with contextlib.closing(loop), pytest.raises(ConnectionError, match=f"^{re.escape(expected)}$"):
         loop.run_until_complete(Stream._resolved(stream, "coordinator.test:29510"))
     target, _ = asyncio.run(Stream._resolved(stream, "10.0.0.1:29510"))
     assert target == "10.0.0.1:29510"
@@ -104,11 +104,11 @@ def test_without_a_thread_a_dial_fails_and_the_session_goes_on(
 
 def test_an_unknown_name_is_an_error_that_names_it(answer: Answer) -> None:
     answer([])
-    says = "the host name in 'coordinator.test:29510' is unknown: Name or service not known"
-    with pytest.raises(ConnectionError, match=f"^{re.escape(says)}$"):
+    expected = "the host name in 'coordinator.test:29510' is unknown: Name or service not known"
+    with pytest.raises(ConnectionError, match=f"^{re.escape(expected)}$"):
         channel_target("coordinator.test:29510", patience.FAR_S)
     found, *_ = coordinators("coordinator.test:29510", Credentials())
-    assert found.text == f"the coordinator coordinator.test:29510 is not reached: {says}"
+    assert found.text == f"the coordinator coordinator.test:29510 is not reached: {expected}"
 
 
 @pytest.mark.parametrize("room", [0, 9])
@@ -119,7 +119,7 @@ def test_a_coordinator_that_says_nothing_may_hang_or_be_cut_off(room: int) -> No
         silent.listen(room)
         for _ in range(2 if room == 0 else 0):  # then the kernel drops what asks for another connection
             other = crowd.enter_context(socket.socket())
-            other.setblocking(False)
+            other.settimeout(0.0)
             other.connect_ex(silent.getsockname())
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(

@@ -1,4 +1,4 @@
-"""Ctrl-C at the moments at which a state is consumed or a report is on its way: the next call goes on."""
+"""Ctrl-C at the moments at which a state is consumed or a report is on its way: the next call continues."""
 
 import contextlib
 import signal
@@ -29,7 +29,7 @@ def train_step(state: Any, batch: jax.Array) -> tuple[Any, Any]:
     return {"w": state["w"] + means, "n": state["n"] + 1}, {}
 
 
-def batch_for(step: int, shard: int) -> np.ndarray:
+def batch_for(_step: int, _shard: int) -> np.ndarray:
     return np.ones(3, np.float32)
 
 
@@ -153,7 +153,7 @@ RETURNS = (Step, "_whole")
     ids=lambda moments: " ".join(name for _, name in moments),
 )
 def test_a_state_that_a_heal_has_replaced_is_known_until_a_call_returns_it(
-    here: Cluster, monkeypatch: pytest.MonkeyPatch, moments: tuple[tuple[type, str], ...], joins: bool
+    here: Cluster, monkeypatch: pytest.MonkeyPatch, moments: tuple[tuple[type, str], ...], *, joins: bool
 ) -> None:
     """However often Ctrl-C comes meanwhile. A heal consumes no state, so the loop has an older one."""
     with another_group(here), manager(here) as job:
@@ -163,7 +163,7 @@ def test_a_state_that_a_heal_has_replaced_is_known_until_a_call_returns_it(
             state = step.join(state, batch_for)
             assert job.step > 0  # as a loop that follows the job does
             state, _ = step(state, batch_for)
-            interrupt_once(monkeypatch, Programs, "compute")  # the other group goes on
+            interrupt_once(monkeypatch, Programs, "compute")  # the other group continues
             with interrupted():
                 step(state, batch_for)
         for owner, name in moments:
@@ -208,7 +208,7 @@ def test_in_a_job_the_next_call_goes_on(
 @pytest.mark.processes
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "job"])
 def test_join_returns_the_state_of_a_last_step_that_was_interrupted(
-    here: Cluster, monkeypatch: pytest.MonkeyPatch, alone: bool
+    here: Cluster, monkeypatch: pytest.MonkeyPatch, *, alone: bool
 ) -> None:
     """No call of the step is left that would."""
     once = Once()
@@ -247,7 +247,7 @@ def test_a_first_call_that_is_refused_is_refused_again(
 ) -> None:
     """Such as for a checkpoint of other settings. The second call would wait for an answer to no report."""
 
-    def refuse(self: Saving, settings: object) -> None:
+    def refuse(_self: Saving, _settings: object) -> None:
         raise jaxft.ConfigurationError("the checkpoint has other settings")
 
     with manager(here) as job:
@@ -266,13 +266,13 @@ def test_an_edit_is_made_once_if_the_call_fails_before_it_begins() -> None:
     """As for a static argument that cannot be hashed, or a batch function that fails when its types are asked for."""
     fails = [False]
 
-    def sometimes(step: int, shard: int) -> np.ndarray:
+    def sometimes(step: int, _shard: int) -> np.ndarray:
         if fails[0]:
             fails[0] = False
             raise OSError("no batch now")
         return np.ones(4 if step == 2 else 3, np.float32)
 
-    def step_of(state: Any, batch: jax.Array, kind: str) -> tuple[Any, Any]:
+    def step_of(state: Any, batch: jax.Array, _kind: str) -> tuple[Any, Any]:
         return {"rate": state["rate"] + 0 * jaxft.pmean(jnp.mean(batch))}, {}
 
     step = jaxft.fault_tolerant(step_of, manager=None, shards=1, static_argnums=2)

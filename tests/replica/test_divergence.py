@@ -40,7 +40,7 @@ def digest_of(train_step: Callable[..., Any], state: Any = STATE, batch: Any = B
     return program_digest(Model(lambda _: train_step, lambda: state, lambda _: batch))
 
 
-# How a step may name its mesh in a nested jit: by a sharding on it, as that of `jax.set_mesh`, or in a shard_map.
+# How a step may name its mesh in a nested jit: by a sharding on it, as of `jax.set_mesh`, or in a shard_map.
 NAMED: dict[str, Callable[[NamedSharding, Any], Any]] = {
     "in a sharding": lambda placed, x: lax.with_sharding_constraint(x, placed),
     "by set_mesh": lambda placed, x: lax.with_sharding_constraint(x, placed.spec),
@@ -62,7 +62,7 @@ def digest_on(sizes: tuple[int, int], names: tuple[str, str], spec: P, *, meshes
     leaf = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=placed)
     with jax.set_mesh(mesh) if named == "by set_mesh" else contextlib.nullcontext():
         closed = jax.make_jaxpr(lambda state, batch: train_step(state, batch)[0])(leaf, leaf)
-    parts = cut(closed, (["w"], ["x"]), lambda old, new: True)
+    parts = cut(closed, (["w"], ["x"]), lambda _old, _new: True)
     return fingerprint_of(parts.programs, meshes=meshes)
 
 
@@ -104,7 +104,7 @@ def custom_jvp_of(w: jax.Array, batch: jax.Array) -> jax.Array:
 
 def backward_only(w: jax.Array, batch: jax.Array) -> jax.Array:
     """The batch does not affect the values, only the gradient."""
-    function = jax.custom_vjp(lambda w, b: w)
+    function = jax.custom_vjp(lambda w, _b: w)
     function.defvjp(lambda w, b: (w, b), lambda b, g: (g * b, jnp.zeros_like(b)))
     return jax.grad(lambda w: function(w, batch).sum())(w)
 
@@ -134,9 +134,9 @@ def kernel(w: jax.Array, batch: jax.Array) -> jax.Array:
 
 
 FROM_BATCH: dict[str, Route] = {
-    "a key's seed": lambda w, b: jax.random.normal(jax.random.key(whole(b)), (3,)),
-    "a folded key": lambda w, b: jax.random.normal(jax.random.fold_in(jax.random.key(0), whole(b)), (3,)),
-    "a generator's seed": lambda w, b: lax.rng_bit_generator(lax.full((4,), b[0].astype(jnp.uint32)), (3,))[
+    "a key's seed": lambda _w, b: jax.random.normal(jax.random.key(whole(b)), (3,)),
+    "a folded key": lambda _w, b: jax.random.normal(jax.random.fold_in(jax.random.key(0), whole(b)), (3,)),
+    "a generator's seed": lambda _w, b: lax.rng_bit_generator(lax.full((4,), b[0].astype(jnp.uint32)), (3,))[
         1
     ].astype(jnp.float32),
     "a trip count": lambda w, b: lax.fori_loop(0, whole(b), lambda _, c: c * 2.0, w),
@@ -162,15 +162,15 @@ FROM_BATCH: dict[str, Route] = {
     "a custom derivative": custom_jvp_of,
     "a backward pass": backward_only,
     "a collective": lambda w, b: on_one_device(lambda w, b: lax.psum((w, b), "d")[1], w, b),
-    "a permutation": lambda w, b: on_one_device(lambda b: lax.ppermute(b, "d", [(0, 0)]), b),
+    "a permutation": lambda _w, b: on_one_device(lambda b: lax.ppermute(b, "d", [(0, 0)]), b),
     "a composite": lambda w, b: lax.composite(lambda w, b: w + b, name="test.add")(w, b),
     "an optimization barrier": lambda w, b: lax.optimization_barrier((w, b))[1],
     "a foreign function": lambda w, b: jax.ffi.ffi_call("test_add", VECTOR)(w, b),
     "a Ref": in_place,
     "a kernel": kernel,
     "device_put": lambda w, b: w + jax.device_put(b),
-    "a mean, and the batch after it": lambda w, b: jaxft.pmean(b) * b,
-    "the batch, and a mean after it": lambda w, b: b + 0.0 * jaxft.pmean(b * 2.0),
+    "a mean, and the batch after it": lambda _w, b: jaxft.pmean(b) * b,
+    "the batch, and a mean after it": lambda _w, b: b + 0.0 * jaxft.pmean(b * 2.0),
 }
 
 
@@ -208,7 +208,7 @@ def in_custom_jvp(w: jax.Array) -> jax.Array:
     return function(w)
 
 
-def fill(context: Any, out: Any, *_: Any) -> None:
+def fill(_context: Any, out: Any, *_: Any) -> None:
     np.asarray(out)[...] = 1.0
 
 
@@ -247,7 +247,7 @@ def test_the_host_cannot_slip_in_by(route: str) -> None:
     assert "or a host callback" in text
 
 
-# What is not a leak
+# No leaks
 
 
 def printed(x: jax.Array) -> jax.Array:
@@ -258,29 +258,29 @@ def printed(x: jax.Array) -> jax.Array:
 
 INNOCENT: dict[str, Route] = {
     "a print of the batch": lambda w, b: (printed(b), w * 2.0)[1],
-    "a print in scan": lambda w, b: lax.scan(lambda c, x: (c + 0.0 * printed(c), None), w, length=2)[0],
-    "a print in while": lambda w, b: lax.while_loop(lambda c: c[0] < 5.0, printed, w),
-    "a print in cond": lambda w, b: lax.cond(w[0] > 0, printed, lambda x: x, w),
-    "a print in remat": lambda w, b: jax.checkpoint(printed)(w),
-    "a print in shard_map": lambda w, b: on_one_device(printed, w),
-    "a print in a linear solve": lambda w, b: lax.custom_linear_solve(
+    "a print in scan": lambda w, _b: lax.scan(lambda c, _x: (c + 0.0 * printed(c), None), w, length=2)[0],
+    "a print in while": lambda w, _b: lax.while_loop(lambda c: c[0] < 5.0, printed, w),
+    "a print in cond": lambda w, _b: lax.cond(w[0] > 0, printed, lambda x: x, w),
+    "a print in remat": lambda w, _b: jax.checkpoint(printed)(w),
+    "a print in shard_map": lambda w, _b: on_one_device(printed, w),
+    "a print in a linear solve": lambda w, _b: lax.custom_linear_solve(
         lambda x: 2.0 * x, w, lambda _, y: printed(y), lambda _, y: y
     ),
     "a callback with unused results": lambda w, b: jax.jit(lambda w, b: (w * 2.0, seen(b)))(w, b)[0],
-    "a callback beside, in scan": lambda w, b: lax.scan(
+    "a callback aside, in scan": lambda w, b: lax.scan(
         lambda c, _: ((c[0] * 2.0, seen(c[1])), None), (w, b), length=2
     )[0][0],
-    "random bits": lambda w, b: (
+    "random bits": lambda w, _b: (
         w + lax.rng_bit_generator(jnp.arange(4, dtype=jnp.uint32), (3,))[1].astype(jnp.float32)
     ),
-    "the number of a device": lambda w, b: on_one_device(
+    "the number of a device": lambda w, _b: on_one_device(
         lambda x: x + lax.axis_index("d").astype(jnp.float32), w
     ),
-    "the number in vmap": lambda w, b: jax.vmap(
+    "the number in vmap": lambda w, _b: jax.vmap(
         lambda x: x + lax.axis_index("i").astype(jnp.float32), axis_name="i"
     )(w),
     "the batch's shape": lambda w, b: w * b.shape[0] + jnp.zeros_like(b),
-    "a collective beside": lambda w, b: on_one_device(lambda w, b: lax.psum((w, b), "d")[0], w, b),
+    "a collective aside": lambda w, b: on_one_device(lambda w, b: lax.psum((w, b), "d")[0], w, b),
 }
 
 
@@ -298,7 +298,7 @@ def test_metrics_may_bypass_the_mean() -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=2)
     _, metrics = step(STATE, lambda _, shard: ours[shard])
     np.testing.assert_array_equal(metrics["mean"], BATCH + np.float32(1))
-    assert any(np.array_equal(metrics["mine"], one) for one in ours)
+    assert any(np.array_equal(metrics["mine"], each) for each in ours)
     np.testing.assert_array_equal(metrics["host"], metrics["mine"])
 
 
@@ -388,7 +388,7 @@ def sine(array: Any) -> jax.Array:
 
 def nested_jit(array: Any) -> Route:
     inner = jax.jit(lambda b: b * sine(array))
-    return lambda w, b: inner(b)
+    return lambda _w, b: inner(b)
 
 
 def backward_constant(array: Any) -> Route:
@@ -401,29 +401,29 @@ def kernel_constant(number: int) -> Route:
     def scale(x: Any, out: Any) -> None:
         out[...] = x[...] * number
 
-    return lambda w, b: pl.pallas_call(scale, out_shape=VECTOR, interpret=True)(b)
+    return lambda _w, b: pl.pallas_call(scale, out_shape=VECTOR, interpret=True)(b)
 
 
 CONSTANTS: dict[str, Callable[[int], Route]] = {
-    "a rank": lambda rank: lambda w, b: b * rank,
-    "a rank, barely": lambda rank: lambda w, b: b * np.float32(1.0 + rank * 1.2e-7),
-    "a name": lambda rank: lambda w, b: b + jax.random.normal(jax.random.key(ord(f"{rank}")), (3,)),
-    "a key": lambda rank: (lambda key: lambda w, b: b + jax.random.normal(key, (3,)))(jax.random.key(rank)),
-    "a numpy array": lambda rank: lambda w, b: b * sine(large(rank)),
-    "an array": lambda rank: (lambda array: lambda w, b: b * sine(array))(jnp.asarray(large(rank))),
+    "a rank": lambda rank: lambda _w, b: b * rank,
+    "a rank, barely": lambda rank: lambda _w, b: b * np.float32(1.0 + rank * 1.2e-7),
+    "a name": lambda rank: lambda _w, b: b + jax.random.normal(jax.random.key(ord(f"{rank}")), (3,)),
+    "a key": lambda rank: (lambda key: lambda _w, b: b + jax.random.normal(key, (3,)))(jax.random.key(rank)),
+    "a numpy array": lambda rank: lambda _w, b: b * sine(large(rank)),
+    "an array": lambda rank: (lambda array: lambda _w, b: b * sine(array))(jnp.asarray(large(rank))),
     "a numpy array in jit": lambda rank: nested_jit(large(rank)),
     "an array in jit": lambda rank: nested_jit(jnp.asarray(large(rank))),
-    "scan": lambda rank: lambda w, b: lax.scan(lambda c, _: (c * sine(large(rank)), None), b, length=2)[0],
+    "scan": lambda rank: lambda _w, b: lax.scan(lambda c, _: (c * sine(large(rank)), None), b, length=2)[0],
     "cond": lambda rank: lambda w, b: lax.cond(w[0] > 0, lambda x: x * sine(large(rank)), lambda x: x, b),
     "while": lambda rank: (
-        lambda w, b: lax.while_loop(lambda c: c[0] < 5.0, lambda c: c + 1.0 + sine(large(rank)), b)
+        lambda _w, b: lax.while_loop(lambda c: c[0] < 5.0, lambda c: c + 1.0 + sine(large(rank)), b)
     ),
-    "remat": lambda rank: lambda w, b: jax.checkpoint(lambda x: x * sine(large(rank)))(b),
+    "remat": lambda rank: lambda _w, b: jax.checkpoint(lambda x: x * sine(large(rank)))(b),
     "a backward pass": lambda rank: backward_constant(large(rank)),
-    "shard_map": lambda rank: lambda w, b: on_one_device(lambda x: x * sine(large(rank)), b),
+    "shard_map": lambda rank: lambda _w, b: on_one_device(lambda x: x * sine(large(rank)), b),
     "a kernel": kernel_constant,
     "a kernel's index": lambda rank: (
-        lambda w, b: pl.pallas_call(
+        lambda _w, b: pl.pallas_call(
             lambda x, out: out.__setitem__(..., x[...]),
             out_shape=VECTOR,
             grid=(3,),
@@ -433,23 +433,23 @@ CONSTANTS: dict[str, Callable[[int], Route]] = {
         )(b)
     ),
     "an attribute of a foreign function": lambda rank: (
-        lambda w, b: jax.ffi.ffi_call("test_scale", VECTOR)(b, by=large(rank))
+        lambda _w, b: jax.ffi.ffi_call("test_scale", VECTOR)(b, by=large(rank))
     ),
     "a composite's attribute": lambda rank: (
-        lambda w, b: lax.composite(lambda x, by: x * sine(by), name="test.scale")(b, by=large(rank))
+        lambda _w, b: lax.composite(lambda x, by: x * sine(by), name="test.scale")(b, by=large(rank))
     ),
-    "the payload of a NaN": lambda rank: lambda w, b: b + np.uint32(0x7FC00000 + rank).view(np.float32),
-    "the sign of zero": lambda rank: lambda w, b: b * np.float32(-0.0 if rank == 1 else 0.0),
+    "the payload of a NaN": lambda rank: lambda _w, b: b + np.uint32(0x7FC00000 + rank).view(np.float32),
+    "the sign of zero": lambda rank: lambda _w, b: b * np.float32(-0.0 if rank == 1 else 0.0),
     "an axis": lambda rank: lambda w, b: jnp.outer(b, w).sum(rank - 1),
-    "a shift": lambda rank: lambda w, b: jnp.roll(b, rank),
+    "a shift": lambda rank: lambda _w, b: jnp.roll(b, rank),
     "a precision": lambda rank: (
         lambda w, b: jnp.einsum("a,b->b", w, b, precision=("default", "highest")[rank - 1])
     ),
     "a generator": lambda rank: (
-        lambda w, b: b + jax.random.normal(jax.random.key(0, impl=("threefry2x32", "rbg")[rank - 1]), (3,))
+        lambda _w, b: b + jax.random.normal(jax.random.key(0, impl=("threefry2x32", "rbg")[rank - 1]), (3,))
     ),
     "a reduction": lambda rank: (
-        lambda w, b: b * lax.reduce(b, np.float32(0), lambda x, y: x + rank * y, (0,))
+        lambda _w, b: b * lax.reduce(b, np.float32(0), lambda x, y: x + rank * y, (0,))
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Batches that are made of the state: of which, how often, and what is refused."""
+"""Batches that are made of the state: of which, how often, and which are refused."""
 
 import functools
 from typing import Any
@@ -45,7 +45,7 @@ def test_each_shard_is_made_of_the_state_of_its_step() -> None:
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_one_that_is_not_pure_is_made_once_for_each_shard(joins: bool) -> None:
+def test_one_that_is_not_pure_is_made_once_for_each_shard(*, joins: bool) -> None:
     recorded = Recorded()
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
     state, batches = {"w": jnp.float32(1.0)}, FromState(recorded, pure=False)
@@ -65,7 +65,7 @@ def test_an_edit_is_seen() -> None:
     state = step.join({"w": jnp.float32(1.0)}, batches)
     for number in step.steps(2):
         if number == 1:
-            state = step.edit(state, lambda state: {"w": jnp.float32(-4.0)})
+            state = step.edit(state, lambda _state: {"w": jnp.float32(-4.0)})
         state, _ = step(state, batches)
     assert recorded.calls[-1] == (1, 0, -4.0)
 
@@ -73,7 +73,7 @@ def test_an_edit_is_seen() -> None:
 def test_a_module_may_change_where_the_batch_is_made() -> None:
     """What flax counts when a module is called belongs to the copy that the function is given."""
 
-    def make(step: int, shard: int, model: nnx.Linear) -> jax.Array:
+    def make(_step: int, _shard: int, model: nnx.Linear) -> jax.Array:
         made = model(jnp.ones((2, 3)))
         model.kernel[...] = model.kernel[...] * 0.0
         return made
@@ -93,7 +93,7 @@ def test_a_module_may_change_where_the_batch_is_made() -> None:
 
 
 def test_static_leaves_are_there() -> None:
-    def make(step: int, shard: int, state: Any) -> Any:
+    def make(_step: int, _shard: int, state: Any) -> Any:
         assert state["name"] == "mlp"
         return state["w"] * 2.0
 
@@ -113,7 +113,7 @@ def test_leaves_are_arrays_of_strong_types_from_the_first_call_on() -> None:
     """What user's code makes of them has other types otherwise, in a group that has healed or was restored, say."""
     seen: list[tuple[Any, ...]] = []
 
-    def make(step: int, shard: int, state: Any) -> Any:
+    def make(_step: int, _shard: int, state: Any) -> Any:
         leaves = jax.tree.leaves(state)
         assert all(isinstance(leaf, jax.Array) for leaf in leaves)
         seen.append(tuple(jax.typeof(leaf).str_short() + "*" * leaf.weak_type for leaf in leaves))
@@ -134,7 +134,7 @@ def test_leaves_are_arrays_of_strong_types_from_the_first_call_on() -> None:
 def test_keys_in_the_state() -> None:
     """Typed ones, of the state itself and of what flax keeps of its generators."""
 
-    def make(step: int, shard: int, state: Any) -> jax.Array:
+    def make(_step: int, shard: int, state: Any) -> jax.Array:
         key = jax.random.fold_in(state["key"], shard)
         return state["drop"](jax.random.normal(key, (3,)))
 
@@ -156,7 +156,7 @@ def test_keys_in_the_state() -> None:
 
 
 def test_a_numpy_state_is_not_changed_by_what_is_made_of_it() -> None:
-    def make(step: int, shard: int, state: Any) -> Any:
+    def make(_step: int, _shard: int, state: Any) -> Any:
         w = state["w"]
         w += 1.0
         return w
@@ -169,7 +169,7 @@ def test_a_numpy_state_is_not_changed_by_what_is_made_of_it() -> None:
 
 
 def test_a_first_state_that_is_wrong_is_named_before_anything_is_made_of_it() -> None:
-    def make(step: int, shard: int, state: Any) -> Any:
+    def make(_step: int, _shard: int, _state: Any) -> Any:
         raise AssertionError("asked")
 
     step = jaxft.fault_tolerant(train_step, None)
@@ -188,7 +188,7 @@ def test_a_first_state_that_is_wrong_is_named_before_anything_is_made_of_it() ->
 def test_one_that_differs_is_refused_and_nothing_has_changed() -> None:
     draws = iter(range(100))
 
-    def make(step: int, shard: int, state: Any) -> Any:
+    def make(_step: int, _shard: int, state: Any) -> Any:
         return state["w"] + next(draws)
 
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
@@ -207,10 +207,10 @@ def test_one_that_donates_the_state_is_refused() -> None:
 
     step = jaxft.fault_tolerant(lambda state, batch: (state + jaxft.pmean(batch), {}), None)
     with pytest.raises(ConfigurationError, match=r"has donated that state.*without donate_argnums"):
-        step(jnp.ones(3), FromState(lambda step, shard, state: used(state)))
+        step(jnp.ones(3), FromState(lambda _step, _shard, state: used(state)))
 
 
-@pytest.mark.parametrize("make", [lambda step, shard: 0, lambda: 0, 7])
+@pytest.mark.parametrize("make", [lambda _step, _shard: 0, lambda: 0, 7])
 def test_a_function_of_other_arguments_is_refused(make: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"FromState.*def make\(step, shard, state\)"):
         FromState(make)
@@ -219,7 +219,7 @@ def test_a_function_of_other_arguments_is_refused(make: Any) -> None:
 def test_what_leads_to_it_and_away_from_it() -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
     with pytest.raises(ConfigurationError, match="FromState for what is made of the state"):
-        step({"w": jnp.float32(1.0)}, lambda step, shard, state: state["w"])
+        step({"w": jnp.float32(1.0)}, lambda _step, _shard, state: state["w"])
     with pytest.raises(
         ConfigurationError, match=r"Prefetch makes batches ahead.*Give the FromState to the step"
     ):
@@ -233,7 +233,7 @@ def test_the_two_programs_are_those_of_a_batch_function() -> None:
         return np.float32(10 * step + shard)
 
     made = []
-    for batches in (batch_for, FromState(lambda step, shard, state: batch_for(step, shard))):
+    for batches in (batch_for, FromState(lambda step, shard, _state: batch_for(step, shard))):
         step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, overlap=1)
         state = {"w": jnp.float32(0.1)}
         for _ in range(5):

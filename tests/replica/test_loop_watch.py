@@ -1,4 +1,4 @@
-"""What tells a loop that follows the job from one that counts its calls."""
+"""The signs of a loop that follows the job, and of a loop that counts its calls."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_without_a_jump_no_loop_has_to_look() -> None:
 
 
 @pytest.mark.parametrize("in_call", [False, True])
-def test_after_a_jump_the_loop_has_to_look(in_call: bool) -> None:
+def test_after_a_jump_the_loop_has_to_look(*, in_call: bool) -> None:
     watch = LoopWatch()
     called(watch)
     watch.jumped(JUMP, in_call=in_call)
@@ -32,7 +32,7 @@ def test_after_a_jump_the_loop_has_to_look(in_call: bool) -> None:
 
 
 def test_after_a_jump_in_a_call_it_has_to_look_before_every_call() -> None:
-    """One that looks now and then counts its calls, and only logs the step."""
+    """A loop that looks now and then counts its calls, and only logs the step."""
     watch = LoopWatch()
     watch.jumped(JUMP, in_call=True)
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_after_a_jump_in_a_call_it_has_to_look_before_every_call() -> None:
 
 
 def test_a_loop_that_looks_before_every_call_is_warned_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """`for i in range(n)` that logs `manager.step` cannot be told from `while manager.step < n`."""
+    """`for i in range(n)` that logs `manager.step` looks like `while manager.step < n`."""
     watch = LoopWatch()
     called(watch)
     watch.jumped(JUMP, in_call=True)

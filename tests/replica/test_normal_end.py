@@ -1,4 +1,4 @@
-"""What is logged when groups of one process end one after the other, as they usually do."""
+"""The log when groups of one process end one after the other, as they usually do."""
 
 import logging
 import threading
@@ -55,5 +55,5 @@ def test_a_group_that_has_finished_is_not_lost_and_no_step_is_done_again(
     # "from" if the new quorum came while the last step was still being applied.
     then = line.partition("quorum 1 -> 2: group-1 has ended its loop; now group-0; ")[2]
     assert then in (f"goes on with step {TOTAL}", f"from step {TOTAL}")
-    assert "goes on: they will hold other states" not in caplog.text
+    assert "continues: they will hold other states" not in caplog.text
     assert "Event loop is closed" not in caplog.text + capfd.readouterr().err

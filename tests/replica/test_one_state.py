@@ -1,4 +1,4 @@
-"""The state that a step is given is the one that it returned, or an edit of it: with a Manager and without."""
+"""A step is given the state that it returned, or an edit of it: with a Manager and without."""
 
 import contextlib
 from collections.abc import Iterator
@@ -150,7 +150,7 @@ def test_an_edit_is_part_of_the_next_step(manager: jaxft.Manager | None) -> None
 
 
 class Unreadable:
-    """Batches of which that of step 2 cannot be read so many times."""
+    """Batches; at first, step 2's cannot be read."""
 
     def __init__(self, times: int) -> None:
         self.times = times
@@ -170,7 +170,7 @@ def reset(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, "n": state["n"] * 10}
 
 
-@pytest.mark.parametrize("way", ["next iteration", "same iteration", "another loop", "the call alone"])
+@pytest.mark.parametrize("way", ["next iteration", "another loop", "the call alone"])
 def test_an_edit_is_not_repeated_with_its_iteration(manager: jaxft.Manager | None, way: str) -> None:
     batches = Unreadable(2)
     step = jaxft.fault_tolerant(train_step, manager, shards=2)
@@ -183,7 +183,11 @@ def test_an_edit_is_not_repeated_with_its_iteration(manager: jaxft.Manager | Non
             after = step.edit(step.edit(after, halved), reset)
         state, _ = step(after, batches)
 
-    def body_that_keeps_its_edit(number: int) -> None:
+    def once(number: int) -> None:
+        with contextlib.suppress(OSError):
+            body(number)
+
+    def the_call_again(number: int) -> None:
         nonlocal state
         if number == 2:
             state = step.edit(step.edit(state, halved), reset)
@@ -191,20 +195,11 @@ def test_an_edit_is_not_repeated_with_its_iteration(manager: jaxft.Manager | Non
             with contextlib.suppress(OSError):
                 state, _ = step(state, batches)
 
+    ways = {"next iteration": once, "another loop": body, "the call alone": the_call_again}
     while step.step < 4:
         with contextlib.suppress(OSError):
             for number in step.steps(4):
-                if way == "the call alone":
-                    body_that_keeps_its_edit(number)
-                    continue
-                if way == "another loop":
-                    body(number)
-                    continue
-                while step.step == number:
-                    with contextlib.suppress(OSError):
-                        body(number)
-                    if way == "next iteration":
-                        break
+                ways[way](number)
     assert not batches.times
     assert (int(state["n"]), float(state["rate"])) == (22, 0.25)
 
@@ -212,7 +207,7 @@ def test_an_edit_is_not_repeated_with_its_iteration(manager: jaxft.Manager | Non
 def test_an_edit_that_raises_is_made_when_it_is_called_again(manager: jaxft.Manager | None) -> None:
     step, state = begun(manager)
 
-    def fails(state: dict[str, Any]) -> dict[str, Any]:
+    def fails(_state: dict[str, Any]) -> dict[str, Any]:
         raise OSError("no")
 
     for number in step.steps(2):
@@ -230,7 +225,7 @@ def test_ctrl_c_once_the_state_is_consumed_goes_on_with_the_new_one(
 ) -> None:
     """The state that the loop still has is gone, and the step counts."""
 
-    def interrupted(*arguments: Any) -> None:
+    def interrupted(*_arguments: Any) -> None:
         monkeypatch.undo()
         raise KeyboardInterrupt
 
@@ -297,7 +292,7 @@ def of_two_means(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dic
 @pytest.mark.parametrize(
     ("second", "shards", "text"),
     [
-        (faster, 2, "in what it does with the means"),
+        (faster, 2, "in its use of the means"),
         (of_two_means, 2, "in contribution: .* then, .* now"),
         (train_step, 3, "in shards: '2' then, '3' now"),
     ],
@@ -307,7 +302,7 @@ def test_a_second_step_is_refused(manager: jaxft.Manager | None, second: Any, sh
     step, state = begun(manager)
     state, _ = step(state, batch_for)
     other = jaxft.fault_tolerant(second, manager, shards=shards)
-    refused = rf"this step differs from the one that .*{text}.* A run has one training step"
+    refused = rf"this step differs from the step that .*{text}.* A run has one training step"
     for _ in range(2):
         with pytest.raises(jaxft.ConfigurationError, match=refused):
             other(state, batch_for)
@@ -368,8 +363,8 @@ def test_steps_needs_a_join_and_a_call_in_each_iteration(manager: jaxft.Manager 
     with pytest.raises(jaxft.ConfigurationError, match="has not called the step, so step 2 is still"):
         next(loop)
     for wrong in ("3", 3.0, True):
-        said = rf"number of all steps of the run, must be an int, not {wrong!r}, a {type(wrong).__name__}\."
-        with pytest.raises(jaxft.ConfigurationError, match=said):
+        logged = rf"number of all steps of the run, must be an int, not {wrong!r}, a {type(wrong).__name__}\."
+        with pytest.raises(jaxft.ConfigurationError, match=logged):
             next(step.steps(wrong))  # pyright: ignore[reportArgumentType]
     assert next(step.steps(np.int64(3))) == 2  # pyright: ignore[reportArgumentType]
     assert next(step.steps(None)) == 2

@@ -1,4 +1,4 @@
-"""A job goes on from states that the user's own code has saved, with the history that it has saved with them."""
+"""A job continues from states that the user's own code has saved, with the history that it has saved with them."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ import pytest
 import jaxft
 from tests.clusters import cluster
 
-# A job waits as long for a group that holds its state, and a group for one that could give it that.
+# A job waits as long for a group that holds its state, and a group for a donor.
 TIMEOUT = ("--heartbeat-timeout-ms", "600")
 
 

@@ -28,7 +28,7 @@ def run(batch_for: Any, steps: int = 1, shards: int | None = 2) -> Any:
 def test_an_iterator_behind_the_function_is_refused() -> None:
     stream = (np.full((2, 3), number, np.float32) for number in itertools.count())
     with pytest.raises(ConfigurationError) as caught:
-        run(lambda step, shard: {"x": next(stream)})
+        run(lambda _step, _shard: {"x": next(stream)})
     text = str(caught.value)
     assert (
         "not pure: it was called twice for step 0 and shard 0, and ['x'] differs in 6 of 6 elements" in text
@@ -40,16 +40,16 @@ def test_an_iterator_behind_the_function_is_refused() -> None:
 def test_augmentation_without_a_seed_is_refused_and_with_one_it_is_not() -> None:
     unseeded = np.random.default_rng()
     with pytest.raises(ConfigurationError, match=r"the batch differs in 4 of 4 elements"):
-        run(lambda step, shard: unseeded.standard_normal(4, np.float32))
+        run(lambda _step, _shard: unseeded.standard_normal(4, np.float32))
     run(lambda step, shard: np.random.default_rng([7, step, shard]).standard_normal(4, np.float32), 3)
 
 
 def test_other_shapes_and_structures_are_named() -> None:
     lengths, kinds = itertools.count(2), itertools.count()
     with pytest.raises(ConfigurationError, match=r"the batch was float32\[2\], then float32\[3\]"):
-        run(lambda step, shard: np.zeros(next(lengths), np.float32))
+        run(lambda _step, _shard: np.zeros(next(lengths), np.float32))
     with pytest.raises(ConfigurationError, match="another structure"):
-        run(lambda step, shard: [np.zeros(2, np.float32)] * (1 + next(kinds)))
+        run(lambda _step, _shard: [np.zeros(2, np.float32)] * (1 + next(kinds)))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_other_shapes_and_structures_are_named() -> None:
             lambda step, shard: {"x": np.zeros(2, np.float32), "text": f"{step}, {shard}"},
             r"leaf \['text'\] of the",
         ),
-        (lambda step, shard: object(), r"batch is <object object"),
+        (lambda _step, _shard: object(), r"batch is <object object"),
     ],
 )
 def test_what_is_made_anew_and_is_no_array_is_refused_as_such(make: Any, leaf: str) -> None:
@@ -75,7 +75,7 @@ def test_what_is_made_anew_and_is_no_array_is_refused_as_such(make: Any, leaf: s
 
 
 def test_a_batch_function_that_yields_is_refused() -> None:
-    def batch_for(step: int, shard: int) -> Any:
+    def batch_for(_step: int, _shard: int) -> Any:
         yield np.zeros(2, np.float32)
 
     with pytest.raises(
@@ -85,7 +85,7 @@ def test_a_batch_function_that_yields_is_refused() -> None:
 
 
 def test_a_stream_of_what_is_no_array_is_refused_as_such() -> None:
-    batches = jaxft.data.from_iterator(lambda shard: ({"image": object()} for _ in range(3)), 2)
+    batches = jaxft.data.from_iterator(lambda _shard: ({"image": object()} for _ in range(3)), 2)
     with pytest.raises(ConfigurationError, match=r"^The leaf \['image'\] of the batch .*convert the leaf"):
         run(batches)
 
@@ -94,7 +94,7 @@ def test_what_turns_impure_later_is_found_later(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_batch_functions, "EVERY", 10)
     late = itertools.count()
 
-    def batch_for(step: int, shard: int) -> Any:
+    def batch_for(step: int, _shard: int) -> Any:
         return np.full(2, next(late) if step >= 6 else 0, np.float32)
 
     run(batch_for, 5)

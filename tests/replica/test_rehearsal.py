@@ -34,11 +34,11 @@ def printing(state: Any, batch: jax.Array) -> tuple[Any, Any]:
     return grad_fn(state, batch)
 
 
-def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
-    return [leaf - one for leaf, one in zip(state, mean, strict=True)], {}
+def update_fn(state: Any, mean: Any, _local: Any) -> tuple[Any, Any]:
+    return [leaf - change for leaf, change in zip(state, mean, strict=True)], {}
 
 
-def torn(step: int, shard: int) -> Any:
+def torn(_step: int, _shard: int) -> Any:
     raise OSError("the disk is gone")
 
 

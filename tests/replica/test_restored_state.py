@@ -22,7 +22,7 @@ def train_step(state: Any, batch: jax.Array) -> tuple[Any, Any]:
     return {"w": state["w"] + jaxft.pmean(batch), "m": state["m"] * 0.5, "rate": state["rate"]}, {}
 
 
-def batch_for(step: int, shard: int) -> np.ndarray:
+def batch_for(_step: int, _shard: int) -> np.ndarray:
     return np.ones(3, np.float32)
 
 
@@ -55,7 +55,7 @@ def train(here: Cluster, name: str, pick: Callable[[Any, Any], Any], total: int)
 
 
 def test_the_state_from_before_is_refused_and_any_other_is_taken(here: Cluster) -> None:
-    train(here, "first", lambda before, restored: restored, 2)
+    train(here, "first", lambda _before, restored: restored, 2)
     with job(here, "second") as manager:
         step = jaxft.fault_tolerant(train_step, manager, shards=2)
         before = fresh()
@@ -64,8 +64,8 @@ def test_the_state_from_before_is_refused_and_any_other_is_taken(here: Cluster) 
             with pytest.raises(jaxft.ConfigurationError, match=r"was consumed by .*`manager\.restore`"):
                 step.join(before, batch_for)
         assert step.join(restored, batch_for)["w"].tolist() == [2.0] * 3
-    assert train(here, "third", lambda before, restored: restored, 3)["w"].tolist() == [3.0] * 3
-    mixed = train(here, "fourth", lambda before, restored: {**restored, "m": fresh()["m"]}, 4)
+    assert train(here, "third", lambda _before, restored: restored, 3)["w"].tolist() == [3.0] * 3
+    mixed = train(here, "fourth", lambda _before, restored: {**restored, "m": fresh()["m"]}, 4)
     assert (mixed["w"].tolist(), mixed["m"].tolist()) == ([4.0] * 3, [0.5] * 3)
 
 

@@ -33,8 +33,8 @@ def grad_fn(state: Any, batch: jax.Array) -> tuple[Any, Any]:
     return [batch * leaf for leaf in state], None
 
 
-def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
-    return [leaf - one for leaf, one in zip(state, mean, strict=True)], {}
+def update_fn(state: Any, mean: Any, _local: Any) -> tuple[Any, Any]:
+    return [leaf - change for leaf, change in zip(state, mean, strict=True)], {}
 
 
 class Donor:
@@ -44,7 +44,7 @@ class Donor:
         state = [jnp.ones(next(SIZES), jnp.float32)]
         self.programs = cut_programs(joined(grad_fn, update_fn), state, jnp.float32(2.0))
         self.store = StateStore()
-        session = SimpleNamespace(wants_digest=lambda step: False)
+        session = SimpleNamespace(wants_digest=lambda _step: False)
         self.held = HeldState(cast(Any, session), self.store, OneRank(), 0, digest_every=1000)
         self.held.leaves = self.programs.state_leaves(state)
         self.held.publish()
@@ -55,7 +55,7 @@ class Donor:
     def step(self) -> list[int]:
         """Take a step; return where its means lay."""
         made, _ = self.programs.compute(self.held.current, jnp.float32(2.0))
-        jax.block_until_ready(made)  # JAX lets go here of what the last step has read
+        jax.block_until_ready(made)  # JAX lets go here of the last step's inputs
         del made
         regions = result_regions(self.programs.stages.layout)
         for region in regions:
@@ -78,7 +78,7 @@ def donor() -> Donor:
 
 def test_without_a_joiner_each_step_takes_the_same_memory(donor: Donor) -> None:
     places = [donor.step() for _ in range(6)]
-    assert len(set(map(tuple, places))) <= 2, "JAX may let go of what a step has read only later"
+    assert len(set(map(tuple, places))) <= 2, "JAX may let go of a step's inputs only later"
     assert donor.held._touching is None
 
 
@@ -164,7 +164,7 @@ def test_where_memory_is_short_only_an_exchange_takes_more(
 def test_without_memory_the_thread_says_so_and_training_goes_on(
     error: Exception, donor: Donor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def touch(sizes: Sequence[int]) -> None:
+    def touch(_sizes: Sequence[int]) -> None:
         raise error
 
     monkeypatch.setattr(_held_state, "touch_ahead", touch)
@@ -180,7 +180,7 @@ def test_without_memory_the_thread_says_so_and_training_goes_on(
 def test_without_a_thread_training_goes_on(
     donor: Donor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def cannot(thread: threading.Thread) -> None:
+    def cannot(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", cannot)

@@ -49,7 +49,7 @@ class NoSession:
 
 
 class Directed:
-    """A session that gives these directives, and says no more."""
+    """A session that gives these directives, and no more."""
 
     all_computed = computed = (QuorumId(0), Step(0))
     address = "127.0.0.1:1"
@@ -61,10 +61,10 @@ class Directed:
         return seen + 1, next(self._directives)
 
     @contextlib.contextmanager
-    def activity(self, directive: Directive, abort: Abort) -> Iterator[Abort]:
+    def activity(self, _directive: Directive, abort: Abort) -> Iterator[Abort]:
         yield abort
 
-    def wait_until_left(self, deadline_s: float, told: Step | None) -> None:
+    def wait_until_left(self, _deadline_s: float, _heard: Step | None) -> None:
         return None
 
     def post(self, event: Event) -> None: ...
@@ -82,11 +82,11 @@ def held_at(step: int) -> HeldState:
 
 def test_a_group_announces_that_it_waits_before_it_does(caplog: pytest.LogCaptureFixture) -> None:
     """Its supervisor would otherwise take the wait for a part of the last phase, which has a deadline."""
-    told: list[str] = []
+    heard: list[str] = []
 
     class Session(NoSession):
         def wait(self, seen: int) -> tuple[int, Over]:
-            told.extend(record.message for record in caplog.records)
+            heard.extend(record.message for record in caplog.records)
             return seen + 1, Over(Step(5))
 
     caplog.set_level("DEBUG", logger="jaxft")
@@ -94,7 +94,7 @@ def test_a_group_announces_that_it_waits_before_it_does(caplog: pytest.LogCaptur
     runner = Runner(config, member(Session()), NOTHING, Observers())
     with pytest.raises(JobFinished):
         runner._follow_directives(NOTHING, Record(), joins=False)
-    assert told == ["wait step 5"]
+    assert heard == ["wait step 5"]
 
 
 def test_a_step_that_was_replayed_is_not_replayed_again() -> None:
@@ -153,7 +153,7 @@ def test_a_group_that_has_left_its_quorum_closes_its_connections(then: str) -> N
         runner._held.leaves, runner._held.programs = programs.state_leaves(batch), programs
         with ThreadPoolExecutor() as pool:
             opened = pool.submit(other)
-            call = Call(programs, lambda step, shard: batch, 2, "allow")
+            call = Call(programs, lambda _step, _shard: batch, 2, "allow")
             with pytest.raises(JobFinished):
                 runner._follow_directives(call, Record(), joins=False)
             links = stack.enter_context(contextlib.closing(opened.result()))

@@ -51,7 +51,7 @@ class Pins:
     def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
         pass
 
-    def release(self, heal_id: int) -> None:
+    def release(self, _heal_id: int) -> None:
         self._on_release()
 
 
@@ -115,7 +115,7 @@ def posts_nonsense(session: Session) -> None:
     session.mailbox.post("nonsense")  # pyright: ignore[reportArgumentType]
 
 
-# What breaks the session, and what the error must say.
+# Faults that break the session, each with its error.
 FAULTS: dict[str, tuple[Callable[[Session], None], str]] = {
     "the loop is stopped": (stop_loop, "its loop was stopped"),
     "a tick fails": (computed_nonsense, "the event Tick failed with TypeError"),
@@ -168,7 +168,7 @@ def test_each_later_call_says_it_again(coordinator: Coordinator) -> None:
 
 def test_a_stream_that_cannot_be_opened_ends_the_start(coordinator: Coordinator) -> None:
     class NoChannels(Credentials):
-        def channel(self, address: str, options: object) -> Any:
+        def channel(self, _address: str, _options: object) -> Any:
             raise Broken("no channel")
 
     with session_with(coordinator, started=False, credentials=NoChannels()) as session:
@@ -191,7 +191,7 @@ def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled
         coordinator.say(Commit(QuorumId(1), Step(0)))
         patience.until(lambda: coordinator.opened > 1, "another stream")
         assert not session.mailbox.is_over
-    (record,) = [one for one in caplog.records if "ends the stream" in one.message]
+    (record,) = [each for each in caplog.records if "ends the stream" in each.message]
     assert record.levelno == logging.WARNING
     assert "that is not allowed now: Commit is illegal while the group is present" in record.message
 
@@ -349,7 +349,7 @@ def tasks_of(session: Session) -> list[asyncio.Task[Any]]:
     )
 
 
-# ---- what the user sees ----
+# ---- the user's side ----
 
 
 def manager(coordinator: Coordinator) -> jaxft.Manager:
@@ -409,6 +409,6 @@ def test_what_grpc_passes_to_a_loop_that_is_closed_is_ignored(coordinator: Coord
 
 
 def test_a_loop_that_was_never_started_is_closed_too() -> None:
-    loop = LoopThread("never-started", lambda what, error: None)
+    loop = LoopThread("never-started", lambda _what, _error: None)
     assert loop.close()
     assert loop._loop.is_closed()

@@ -1,4 +1,4 @@
-"""The callable step, without a manager: signatures, static arguments, shards, and what it refuses."""
+"""The callable step, without a manager: signatures, static arguments, shards, and refusals."""
 
 import contextlib
 import subprocess
@@ -78,7 +78,7 @@ def test_metrics_that_are_numbers_make_no_other_programs() -> None:
     ("first", "later"),
     [
         pytest.param(0.3, lambda decay: decay * jnp.float32(1), id="no longer weak"),
-        pytest.param(np.float32(0.3), lambda decay: 0.3, id="weak from then on"),
+        pytest.param(np.float32(0.3), lambda _decay: 0.3, id="weak from then on"),
     ],
 )
 def test_weak_types_that_change_make_no_other_programs(first: Any, later: Any) -> None:
@@ -134,7 +134,7 @@ def test_a_score_in_some_steps() -> None:
 
 def test_what_only_some_batches_exchange_is_named() -> None:
     """A constant is the same in all shards, so it is not exchanged, although it is given to pmean."""
-    step = jaxft.fault_tolerant(some_with_a_score(lambda loss: jnp.zeros(())), None, shards=4)
+    step = jaxft.fault_tolerant(some_with_a_score(lambda _loss: jnp.zeros(())), None, shards=4)
     state, _ = step(jnp.zeros(()), with_a_score)
     with pytest.raises(
         StepError, match=r"this one exchanges float32\[\] .*'score'\].*that one does not.*`0 \* loss`"
@@ -274,7 +274,7 @@ def test_undeclared_arguments() -> None:
         step(state, numpy_batch(0), train=False)
     with pytest.raises(ConfigurationError, match=r"additional argument Array.*at position 2.*into the state"):
         step(state, numpy_batch(0), jnp.ones(3))
-    step = jaxft.fault_tolerant(lambda state, batch, rate: train_step(state, batch), None, static_argnums=2)
+    step = jaxft.fault_tolerant(lambda state, batch, _rate: train_step(state, batch), None, static_argnums=2)
     with pytest.raises(ConfigurationError, match=r"must be hashable.*Put arrays into the state"):
         step(state, numpy_batch(0), jnp.ones(3))
 
@@ -352,7 +352,7 @@ def test_several_shards_need_a_batch_function() -> None:
         jaxft.fault_tolerant(train_step, None, shards=0)
 
 
-# What the documentation says
+# As documented
 
 
 def test_importing_starts_no_backend() -> None:
@@ -361,7 +361,7 @@ def test_importing_starts_no_backend() -> None:
     assert done.stdout == "3\n", done.stderr
 
 
-# What it refuses
+# Refusals
 
 
 @pytest.mark.parametrize("transform", [jax.jit, lambda f: lambda tree: jax.eval_shape(f, tree)])
@@ -384,7 +384,7 @@ def test_inside_other_transformations(transform: Any) -> None:
 def test_inside_other_transformations_once_it_has_joined(transform: Any, before: str) -> None:
     unreadable: list[int] = []
 
-    def batch_for(step: int, shard: int) -> Any:
+    def batch_for(step: int, _shard: int) -> Any:
         if step in unreadable:
             raise OSError("no such file")
         return numpy_batch(step)
@@ -423,11 +423,11 @@ def test_from_functions_alone() -> None:
 
     step = jaxft.from_functions(grad_fn, update_fn, None, shards=2)
     same = jaxft.fault_tolerant(train_step, None, shards=2)
-    one, _ = step(step_models.mlp_params(), lambda number, shard: numpy_batch(shard))
-    two, _ = same(step_models.mlp_params(), lambda number, shard: numpy_batch(shard))
+    one, _ = step(step_models.mlp_params(), lambda _number, shard: numpy_batch(shard))
+    two, _ = same(step_models.mlp_params(), lambda _number, shard: numpy_batch(shard))
     assert bits(one) == bits(two)
     with pytest.raises(ConfigurationError, match="additional argument 1 at position 2"):
-        step(one, lambda number, shard: numpy_batch(shard), 1)
+        step(one, lambda _number, shard: numpy_batch(shard), 1)
 
 
 # With a manager
@@ -514,7 +514,7 @@ def test_a_manager_may_meet_batches_of_another_shape() -> None:
     manager, counted = Recorder(), Counted(train_step)
     step, state = jaxft.fault_tolerant(counted, manager), step_models.mlp_params()
     for rows in (8, 4, 8):
-        state, metrics = step(state, lambda number, shard, rows=rows: numpy_batch(number, rows=rows))
+        state, metrics = step(state, lambda number, _shard, rows=rows: numpy_batch(number, rows=rows))
         assert np.isfinite(metrics["loss"])
     assert counted.traces == 2
     assert len({id(call.programs) for call in manager.calls}) == 1

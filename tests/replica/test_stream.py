@@ -14,14 +14,14 @@ from tests.shortages import no_descriptors
 
 def test_without_descriptors_a_call_fails_and_the_process_lives() -> None:
     """gRPC would abort it. The session dials again."""
-    loop = LoopThread("jaxft-test", lambda what, error: None)
+    loop = LoopThread("jaxft-test", lambda _what, _error: None)
     stream = Stream(
         loop,
         Credentials(),
         group=GroupName("g"),
         silence_s=patience.FAR_S,
         on_open=lambda: None,
-        on_message=lambda message: None,
+        on_message=lambda _message: None,
     )
 
     async def call() -> tuple[str, str]:

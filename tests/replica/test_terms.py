@@ -25,7 +25,7 @@ IDENTITY = r.Identity("job", GroupName("a"), Incarnation(7), "a:1", "c:1")
 
 def test_a_group_says_which_term_is_the_highest_that_it_has_met():
     replica = r.Replica(IDENTITY, 10.0)
-    told: list[int] = []
+    heard: list[int] = []
     for event in (
         r.Connected(),
         r.Received(Welcome(1000, term=9)),
@@ -36,8 +36,8 @@ def test_a_group_says_which_term_is_the_highest_that_it_has_met():
         r.Connected(),
     ):
         replica, effects = core.step(replica, event, 1.0)
-        told += [e.message.term for e in effects if isinstance(e, r.Send) and isinstance(e.message, Hello)]
-    assert told == [0, 9, 9]
+        heard += [e.message.term for e in effects if isinstance(e, r.Send) and isinstance(e.message, Hello)]
+    assert heard == [0, 9, 9]
 
 
 def test_a_clock_that_is_years_behind_keeps_nobody_away(monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ def batch_for(step: int, shard: int) -> Any:
     return np.full(3, step + shard, np.float32)
 
 
-def trained(manager: jaxft.Manager | None, weights: Any, until: Any = lambda number: None) -> str:
+def trained(manager: jaxft.Manager | None, weights: Any, until: Any = lambda _number: None) -> str:
     step = jaxft.fault_tolerant(train_step, manager, shards=2)
     with jax.transfer_guard("disallow"):
         weights = step.join(weights, batch_for)
@@ -43,7 +43,7 @@ def test_what_a_program_forbids_itself_is_still_forbidden() -> None:
 def test_a_job_and_a_joiner_move_what_they_must(tmp_path: Path) -> None:
     alone = trained(None, jnp.zeros(3))
 
-    def group(name: str, until: Any = lambda number: None) -> str:
+    def group(name: str, until: Any = lambda _number: None) -> str:
         with jaxft.Manager(f"localhost:{here.port}", group=name) as manager:
             return trained(manager, jnp.zeros(3), until)
 

@@ -26,10 +26,10 @@ def batch_for(step: int, shard: int) -> Any:
 
 
 def visited_in(call: Callable[[], Any]) -> tuple[Any, set[str]]:
-    """What a call returns, and the modules of jaxft whose functions it has called in this thread."""
+    """The result of a call, and the modules of jaxft whose functions it has called in this thread."""
     found: set[str] = set()
 
-    def note(frame: Any, event: str, argument: Any) -> None:
+    def note(frame: Any, _event: str, _argument: Any) -> None:
         found.add(frame.f_globals.get("__name__", ""))
 
     sys.setprofile(note)
@@ -54,6 +54,6 @@ def test_a_steady_step_visits_few_modules(tmp_path: Path) -> None:
     with cluster(tmp_path) as here, ThreadPoolExecutor(2) as pool:
         here.start_coordinator()
         groups = [pool.submit(group, name) for name in ("first", "second")]
-        for visited in (patience.call(one.result) for one in groups):
+        for visited in (patience.call(each.result) for each in groups):
             assert "jaxft._exchange._links" in visited
             assert len(visited) <= MOST, " ".join(sorted(visited))

@@ -22,8 +22,8 @@ def test_the_first_of_the_quorum_that_committed_writes_as_long_as_the_job_has_it
     assert not writer.is_it(quorum("b"))
     writer.committed(("b", "c"), 2)
     assert writer.is_it(quorum("b", "c"))
-    assert writer.is_it(quorum("a", "b")), "until its next call: the state is still that of (b, c)"
-    assert not writer.is_it(quorum("c")), "the job goes on without it"
+    assert writer.is_it(quorum("a", "b")), "until its next call: the state is still (b, c)'s"
+    assert not writer.is_it(quorum("c")), "the job continues without it"
     assert not writer.is_it(None)
 
 

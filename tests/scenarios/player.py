@@ -1,21 +1,21 @@
-"""Plays a scenario: lines of commands to one job of the coordinator's machine, and what it did about each.
+"""Plays a scenario: lines of commands to one job of the coordinator's machine, and its answer to each.
 
 A file is made of comments (`# ...`), commands (`> ...`) and, indented below each command, its trace. The commands:
 
     settings NAME=VALUE ...   of the coordinator; before the first group comes
-    come GROUP [step=N] [digest=D] [history=H] [incarnation=I] [spare]   says Hello and Join
-    hello GROUP [incarnation=I]      says Hello only: it still compiles
-    join GROUP [as for come]         says Join, after its Hello
+    come GROUP [step=N] [digest=D] [history=H] [incarnation=I] [spare]   sends Hello and Join
+    hello GROUP [incarnation=I]      sends Hello only: it still compiles
+    join GROUP [as for come]         sends Join, after its Hello
     found GROUP ...                  several come together and found the job
     vote GROUP [digest=N] [quorum=N] [step=N]
     fail GROUP ACCUSED ...           votes that its exchange failed, and whom it saw fail
-    computed GROUP                   says with a heartbeat that it waits for the others
+    computed GROUP                   reports by a heartbeat that it waits for the others
     ready GROUP [step=N]             has caught up
     heal_failed GROUP                no donor answers
-    leave GROUP | finish GROUP       goes on purpose; because its training is done
+    leave GROUP | finish GROUP       leaves on purpose; because its training is done
     lost GROUP                       its connection closes
     wait SECONDS [silent GROUP ...]  time passes; all but the silent send heartbeats
-    restart                          the coordinator dies, and restarts with what it had written down
+    restart                          the coordinator dies, and restarts with its records
 """
 
 import re
@@ -66,7 +66,7 @@ class Player:
                 continue
             lines.append(line)
             if line.startswith("> "):
-                lines += [INDENT + told for told in self.command(line[2:])]
+                lines += [INDENT + heard for heard in self.command(line[2:])]
         return "\n".join(lines) + "\n"
 
     def command(self, line: str) -> list[str]:
@@ -76,13 +76,13 @@ class Player:
             key: _value(value) for key, _, value in (word.partition("=") for word in words if "=" in word)
         }
         act: Callable[..., Iterator[Done]] = getattr(self, f"_{name}")
-        told: list[str] = []
+        heard: list[str] = []
         for done in act(*plain, **named):
             for effect in done.effects:
                 if isinstance(effect, Persist):
                     self.known = durable.fold(self.known, effect.record)
-                told += _told(effect, done)
-        return _grouped(told)
+                heard += _told(effect, done)
+        return _grouped(heard)
 
     def _settings(self, **options: Any) -> Iterator[Done]:
         self.options |= options
@@ -172,7 +172,7 @@ def _told(effect: Effect, done: Done) -> list[str]:
 
 
 def _text(message: CoordinatorMessage) -> str:
-    """A message in the order of its fields, without those that say nothing."""
+    """A message in the order of its fields, without the empty ones."""
     shown = [
         f"{field.name}={_short(getattr(message, field.name))}"
         for field in fields(message)
@@ -197,11 +197,11 @@ def _short(value: Any) -> str:
             return str(value)
 
 
-def _grouped(told: list[str]) -> list[str]:
+def _grouped(heard: list[str]) -> list[str]:
     """The same message to several groups on one line."""
     lines: list[str] = []
     receivers: dict[str, list[str]] = {}
-    for line in told:
+    for line in heard:
         if not line.startswith("to "):
             lines.append(line)
             continue

@@ -1,4 +1,4 @@
-"""Each file here tells a story that a reader should understand: commands, and what the coordinator did.
+"""Each file here is a story that a reader should understand: commands, and the coordinator's answers.
 
 After a change of the protocol, `pytest tests/scenarios --record` writes the traces again: read the difference.
 """

@@ -29,7 +29,7 @@ from jaxft_protocol.messages import (
     Welcome,
 )
 from jaxft_protocol.proto import coordinator_pb2 as pb
-from jaxft_protocol.seals import Broken, Said, Seal
+from jaxft_protocol.seals import Body, Broken, Seal
 
 from tests import patience
 
@@ -69,7 +69,7 @@ class Group:
         await self._call.write(data)
 
     async def say(self, message: GroupMessage) -> None:
-        said = Said(wire.group_to_proto(message))
+        said = Body(wire.group_to_proto(message))
         await self.send(said.data if self.seals is None else self.seals[1].close(said))
 
     async def read(self) -> pb.CoordinatorMessage | None:

@@ -21,7 +21,7 @@ from jaxft_protocol.messages import (
 )
 from jaxft_protocol.messages import Refused as RefusedMessage
 from jaxft_protocol.proto import coordinator_pb2 as pb
-from jaxft_protocol.seals import Said, Seal
+from jaxft_protocol.seals import Body, Seal
 
 import jaxft
 from jaxft._session._credentials import TLS, Credentials, Greeting, Unproven
@@ -51,7 +51,7 @@ def greeted(*, known: bool = False) -> tuple[Greeting, Seal, Seal]:
 
 
 def said(message: CoordinatorMessage, seal: Seal | None = None) -> bytes:
-    plain = Said(wire.coordinator_to_proto(message))
+    plain = Body(wire.coordinator_to_proto(message))
     return plain.data if seal is None else seal.close(plain)
 
 

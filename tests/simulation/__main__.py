@@ -1,4 +1,4 @@
-"""Run seeds, and tell what was found: `python -m tests.simulation --seeds 0:100000 --jobs 2`."""
+"""Run seeds, and print the findings: `python -m tests.simulation --seeds 0:100000 --jobs 2`."""
 
 import argparse
 import concurrent.futures

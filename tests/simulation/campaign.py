@@ -1,4 +1,4 @@
-"""Running many seeds, and making of one that fails as short a story as possible."""
+"""Running many seeds, and making a short story of a seed that fails."""
 
 import contextlib
 import gc
@@ -38,7 +38,7 @@ class Tally:
 
 
 def attempt(world: World) -> Finding | None:
-    """Run `world`; return what was found, or None if all ended well."""
+    """Run `world`; return the finding, or None if all ended well."""
     try:
         world.run()
     except Violation as violation:
@@ -57,9 +57,7 @@ def run_seeds(
 ) -> Tally:
     """Run each seed; with `kinds`, with faults of these kinds alone; with `changes` to its setting."""
     tally = Tally()
-    logging.getLogger("jaxft_coordinator").setLevel(
-        logging.CRITICAL
-    )  # it says what the simulation does to it
+    logging.getLogger("jaxft_coordinator").setLevel(logging.CRITICAL)  # the simulation's own fault
     with _rare_collections():
         for seed in seeds:
             setting = focused(seed, kinds, changes or {}) if kinds or changes else None
@@ -107,7 +105,7 @@ def minimised(finding: Finding) -> frozenset[int]:
 
 
 def trace_of(seed: int, without: frozenset[int] = frozenset()) -> list[str]:
-    """Run the seed once more, with its trace: the setting, what happened, and what was found."""
+    """Run the seed once more, with its trace: the setting, the events, and the finding."""
     world = World(seed, without=without, tracing=True)
     finding = attempt(world)
     end = "all ended well" if finding is None else f"FOUND: {finding.invariant}: {finding.text}"

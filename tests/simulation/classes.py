@@ -1,4 +1,4 @@
-"""Classes of seeds that came later, each with its own random numbers: older seeds stay what they were."""
+"""Classes of seeds that came later, each with its own random numbers: older seeds stay as they were."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ def draw(seed: int) -> Setting:
 
 
 def focused(seed: int, kinds: Sequence[str], changes: Mapping[str, Any]) -> Setting:
-    """The job and the timing of `seed`, with other faults, all of these kinds: for what is too rare else.
+    """The job and the timing of `seed`, with other faults, all of these kinds: for paths that are too rare else.
 
     Without kinds it keeps its own faults. `changes` are made last; if they name `ranks`, none are drawn.
     """
@@ -74,7 +74,7 @@ def _edits(setting: Setting, rng: random.Random) -> Setting:
 
 def _early(setting: Setting, rng: random.Random) -> Setting:
     """Some loops end at an earlier step than others."""
-    # The first ends last, and as many as a step needs with it: else the job waits for those that have ended.
+    # The first ends last, and as many as a step needs with it: else the job waits for groups that have ended.
     least = max(1, setting.min_replicas)
     early = tuple(rng.choice((0, 0, 1, 3)) if n >= least else 0 for n in range(len(setting.names)))
     return replace(setting, early=early, die_at_end=False)

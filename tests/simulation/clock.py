@@ -15,7 +15,7 @@ class Clock:
 
     @property
     def now_s(self) -> float:
-        """What it shows."""
+        """Its time."""
         return self._offset_s + self._rate * self._world.now_s
 
     def real(self, seconds: float) -> float:

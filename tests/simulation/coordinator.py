@@ -98,7 +98,7 @@ class Life:
         )
         life = None if stored else int(world.random() * (1 << 31))
         self.dead = False
-        self.crash_after: int | None = None  # so many effects
+        self.crash_after: int | None = None  # effects
         self.crash_how = 0.0
         self.disk_held_s = 0.0  # the disk stands still until then
         self._streams: dict[SessionId, Stream] = {}
@@ -155,7 +155,7 @@ class Life:
             guest.receive(session, Alive())
 
     def receive(self, stream: Stream, message: GroupMessage | None) -> None:
-        """What a stream has brought; None is its end."""
+        """Mail of a stream; None is its end."""
         if self.dead:
             return
         if self._inbox or self.world.now_s < self._stopped_until_s:
@@ -281,7 +281,7 @@ class Life:
     # ---- what goes out ----
 
     def do(self, effects: Sequence[Effect]) -> None:
-        """Run what an event has led to, as the jobs ask."""
+        """Run the effects of an event, as the jobs ask."""
         try:
             self._do(effects)
         except Exception as error:  # the jobs would take it for a stream that cannot be written
@@ -301,7 +301,7 @@ class Life:
         self.crash_after -= 1
         return False
 
-    def _do(self, effects: Sequence[Effect]) -> None:
+    def _do(self, effects: Sequence[Effect]) -> None:  # noqa: C901 (a case for each effect)
         for effect in effects:
             if self.dead:
                 return
@@ -323,7 +323,7 @@ class Life:
                 case Close(session):
                     self._end(session)
 
-    def send(self, session: SessionId, message: object) -> None:
+    def send(self, session: SessionId, message: object) -> None:  # noqa: C901 (a check for each message)
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
         if type(message) is Halted and message.kind is not HaltKind.FAILED:
             self._halt(message)
@@ -353,10 +353,10 @@ class Life:
         self.world.sometimes.note("edited otherwise")
 
     def _check_harmless(self, process: "Process", message: Evicted) -> None:
-        """No group is evicted for taking its time; one that is away for long may be set aside."""
+        """No group is evicted for taking its time; a group that is away for long may be set aside."""
         if process.over or process.dead:
             return  # the next of its name was quicker than the end of its stream
-        # What is known of it is one heartbeat old, and what is said to it is on its way.
+        # The coordinator's knowledge is one heartbeat old, and its messages are on their way.
         since_s = self.world.now_s - self._options.heartbeat_timeout_s
         if not message.aside or not (process.away or process.away_until_s > since_s):
             raise Violation("no healthy group is evicted", f"{process.name}: {message.reason}")
@@ -364,7 +364,7 @@ class Life:
 
     def _halt(self, message: Halted) -> None:
         if message.kind is HaltKind.NONFINITE:
-            # (One that was replaced may stand at an earlier step.)
+            # (A replaced coordinator may stand at an earlier step.)
             step = int(message.reason.split()[4])
             setting = self.world.setting
             if setting.nonfinite != "raise" or setting.bad_shard(step) is None:
@@ -379,8 +379,8 @@ class Life:
             self.world.sometimes.note("halt at a step that fails in every group")
             self.world.halted = self.world.over = True
             return
-        # Those whose states differ may have died since they told of it.
-        told = any(
+        # Groups whose states differ may have died since they reported them.
+        heard = any(
             attempt.tainted and attempt.step >= len(self.world.truth.line) - 1
             for spans in self.world.hub.attempts.values()
             for attempt in spans.values()
@@ -388,12 +388,14 @@ class Life:
         living = [process for process in self.world.incarnations.values() if not process.dead]
         runs = {process.replica.history for process in living if process.replica.history}
         if self.world.setting.brings and len(runs) > 1:
-            told = True  # one has brought the checkpoint of another run, of the same step as this one's state
+            heard = (
+                True  # one has brought the checkpoint of another run, of the same step as this one's state
+            )
         if self.world.disk.is_new and not self.world.truth.same_bits:
-            told = (
+            heard = (
                 True  # a step that was decided before the memory was lost, and again after it, in other bits
             )
-        if not told and not any(process.is_flipped for process in living):
+        if not heard and not any(process.is_flipped for process in living):
             raise Violation("no halt without a flipped bit", self.world.standing())
         self.world.sometimes.note("halt")
         self.world.halted = self.world.over = True
@@ -448,7 +450,7 @@ class Life:
             stream.break_off(group=self.crash_how < 0.9, coordinator=False)
 
     def fenced(self) -> None:
-        """Another one leads. What was not told is never told."""
+        """Another coordinator leads. Unsent messages are never sent."""
         if self.dead:
             return
         self.world.sometimes.note("fenced")
@@ -472,7 +474,7 @@ class Life:
         if self.number != self.world.disk.life:
             self.world.after(self.world.between(0.0, 0.5), self.fenced)
 
-    # ---- what the world asks ----
+    # ---- questions of the world ----
 
     @property
     def stands(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the coordinators share: the durable records, and who may write them."""
+"""The coordinators' shared disk: the durable records, and who may write them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ class Disk:
         return bool(setting.refuses) and not world.calm and world.random() < setting.refuses
 
     def open(self) -> tuple[int, Opened]:
-        """Lead from now on: no earlier life can append any more. Return which life it is, and what is known.
+        """Lead from now on: no earlier life can append any more. Return which life it is, and the known jobs.
 
         Without a store a life begins with a clock that may be behind, and with nothing.
         """
@@ -54,7 +54,7 @@ class Disk:
         if life != self.life:
             return False
         if why := bounds.problem(record) or _differs(record):
-            raise Violation("what is decided can be written down", why)
+            raise Violation("each decision can be written down", why)
         self._before, before, self._last = self._known, self.saved, record.job
         self._known = durable.fold(self._known, record)
         if record.job == JOB:
@@ -76,7 +76,7 @@ class Disk:
             process.drains_since = None
 
     def lose_the_last(self) -> None:
-        """The disk had lied: what was said to be durable is not there."""
+        """The disk had lied: a durable record is not there."""
         if self._known is self._before:
             return
         self._forget_drains()

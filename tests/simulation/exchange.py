@@ -1,4 +1,5 @@
-"""Where the members of a quorum meet to exchange. All must come; one that goes breaks it for who is not done."""
+"""Where the members of a quorum meet to exchange. All must come; a member that goes breaks it for all that are not
+done."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ class Attempt:
     finished: set[str] = field(default_factory=set)
     broken_by: str = ""
     tainted: frozenset[str] = frozenset()  # who had computed from a state with a flipped bit
-    wrong: Violation | None = None  # what was wrong with its sum when all had come
+    wrong: Violation | None = None  # of its sum when all had come
 
     @property
     def complete(self) -> bool:
@@ -59,7 +60,7 @@ class Hub:
             self.waits(attempt, process)
 
     def waits(self, attempt: Attempt, process: "Trainer | Lane") -> None:
-        """Others still compute: no time counts, and the coordinator finds out if one of them hangs."""
+        """Others still compute: no time counts, and the coordinator finds out if a member hangs."""
         self._wait(attempt, process, process.token)
 
     def _wait(self, attempt: Attempt, process: "Trainer | Lane", token: int) -> None:
@@ -183,7 +184,7 @@ class Hub:
         return frozenset[str]().union(*(attempt.tainted for attempt in spans.values()))
 
     def _problem(self, attempt: Attempt) -> Violation | None:
-        """What is wrong with a sum, if anything. When one group has it, others may have moved on."""
+        """The fault of a sum, if it has one. When one group has it, others may have moved on."""
         try:
             self._check_the_sum(attempt)
         except Violation as violation:

@@ -60,7 +60,7 @@ def _drain(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name}, asked by {'its machine' if fault.how < 0.6 else 'an operator'}"
 
 
-def _evict(world: "World", fault: Fault, victim: "Process") -> str:
+def _evict(world: "World", _fault: Fault, victim: "Process") -> str:
     """An operator evicts a group for good: its process ends, and another one is started in its place."""
     if world.leader is None or _must_live(world, victim) or victim.stream is None or victim.stream.broken:
         return ""
@@ -84,32 +84,32 @@ def _hold(world: "World", fault: Fault) -> str:
     """An operator pauses the job, and resumes it later."""
     if world.leader is None:
         return ""
-    world.leader.ask(PauseAsked(True))
+    world.leader.ask(PauseAsked(paused=True))
     world.after(0.05 + fault.amount, _let_go, world)
     return f"the job for {0.05 + fault.amount:.2f} s"
 
 
 def _let_go(world: "World") -> None:
     if world.leader is not None:
-        world.leader.ask(PauseAsked(False))
+        world.leader.ask(PauseAsked(paused=False))
 
 
-def _break(world: "World", fault: Fault, victim: "Process") -> str:
+def _break(_world: "World", fault: Fault, victim: "Process") -> str:
     if victim.stream is None:
         return ""
-    told = "both" if fault.how < 0.4 else "group" if fault.how < 0.8 else "coordinator"
+    heard = "both" if fault.how < 0.4 else "group" if fault.how < 0.8 else "coordinator"
     late_s = fault.amount * 0.5 if fault.how < 0.7 and fault.other < 0.6 else 0.0
-    victim.stream.break_off(group=told != "coordinator", coordinator=told != "group", late_s=late_s)
-    return f"{victim.name}, told: {told}, late {late_s:.3f} s"
+    victim.stream.break_off(group=heard != "coordinator", coordinator=heard != "group", late_s=late_s)
+    return f"{victim.name}, heard by: {heard}, late {late_s:.3f} s"
 
 
-def _hang(world: "World", fault: Fault, victim: "Process") -> str:
+def _hang(_world: "World", fault: Fault, victim: "Process") -> str:
     victim.hang(0.1 + 4.0 * fault.amount**2)
     return f"{victim.name} for {0.1 + 4.0 * fault.amount**2:.2f} s"
 
 
-def _pause(world: "World", fault: Fault, victim: "Process") -> str:
-    """What is no fault: the user evaluates, or saves, or thinks."""
+def _pause(_world: "World", fault: Fault, victim: "Process") -> str:
+    """No fault: the user evaluates, or saves, or thinks."""
     victim.pause(0.1 + 4.0 * fault.amount)
     return f"{victim.name} for {0.1 + 4.0 * fault.amount:.2f} s after its next step"
 
@@ -125,7 +125,7 @@ def _raise(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name}{' and ends' * ends}"
 
 
-def _stop(world: "World", fault: Fault, victim: "Process") -> str:
+def _stop(_world: "World", fault: Fault, victim: "Process") -> str:
     victim.stop(0.1 + 2.5 * fault.amount)
     return f"{victim.name} for {0.1 + 2.5 * fault.amount:.2f} s"
 
@@ -176,7 +176,7 @@ def _lose_rank(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name}, rank {rank}"
 
 
-def _numb(world: "World", fault: Fault, victim: "Process") -> str:
+def _numb(_world: "World", fault: Fault, victim: "Process") -> str:
     """The training thread of one rank other than 0 stands still."""
     size = victim.crew.size
     if size == 1:
@@ -186,7 +186,7 @@ def _numb(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name}, rank {rank}, for {0.1 + 4.0 * fault.amount**2:.2f} s"
 
 
-def _flip(world: "World", fault: Fault, victim: "Process") -> str:
+def _flip(world: "World", _fault: Fault, victim: "Process") -> str:
     """A bit of the next state changes by itself. Only one at a time, and where a majority is sound."""
     leader = world.leader
     quorum = None if leader is None else leader.job.quorum
@@ -235,7 +235,7 @@ def _link(world: "World", fault: Fault, victim: "Process") -> str:
     return f"{victim.name} to {other}{' and back' * (fault.how < 0.6)} for {3.0 * fault.amount:.2f} s"
 
 
-def _double(world: "World", fault: Fault, victim: "Process") -> str:
+def _double(world: "World", _fault: Fault, victim: "Process") -> str:
     """The group is started once more while its first process still runs."""
     if victim.leaving:
         return ""
@@ -324,13 +324,13 @@ def _slow_disk(world: "World", fault: Fault) -> str:
 
 
 def _lie(world: "World", fault: Fault) -> str:
-    """The machine of the coordinator loses power, and its disk had only said that it had written."""
+    """The machine of the coordinator loses power, and its disk had lied about the last writes."""
     leader = world.leader
     if leader is None or world.disk.life != leader.number:
         return ""
     leader.crash_how = 0.5
     leader.die()
-    # An older one that has not announced its last durable record goes too: it was on that machine.
+    # An older coordinator that has not announced its last durable record goes too: it was on that machine.
     for life in world.hosts.values():
         if life is not None:
             life.die()
@@ -340,7 +340,7 @@ def _lie(world: "World", fault: Fault) -> str:
 
 
 def _lose_memory(world: "World", fault: Fault) -> str:
-    """A coordinator without a store is replaced, or one whose store is gone."""
+    """A coordinator without a store, or with a lost one, is replaced."""
     leader = world.leader
     if leader is None:
         return ""

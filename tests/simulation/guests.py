@@ -53,7 +53,7 @@ class Guest:
             self._step(r.Prepared(Step(0), 7, {}, 1, total_shards=1))
 
     def receive(self, session: SessionId, message: object) -> None:
-        """What the coordinator says on a session of this guest; None is its end."""
+        """The coordinator's messages on a session of this guest; None is its end."""
         if session != self.session:
             return
         if message is None:
@@ -95,7 +95,7 @@ class Guest:
         match directive:
             case r.Attempt(_, step) if step >= STEPS:
                 self.world.sometimes.note("guest finished")
-                self._step(r.LeaveNow(True))
+                self._step(r.LeaveNow(finished=True))
             case r.Attempt(quorum, step):
                 self._step(r.Exchanged(quorum.quorum_id, step, 7))
             case r.Apply(_, step):

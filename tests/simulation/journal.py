@@ -1,4 +1,4 @@
-"""What a coordinator's `Journal` does, on the simulated disk: records first, then what they announce.
+"""A coordinator's `Journal` on the simulated disk: records first, then their announcements.
 
 The actions of one job run in order, each after all earlier records of that job are durable. All that waits goes into
 one append; a record that the store refuses stops its own job alone.
@@ -20,7 +20,7 @@ class Journal:
     def __init__(self, life: "Life", known: Mapping[str, Saved]) -> None:
         self.known = dict(known)
         self.writing: list[tuple[str, int]] = []  # of each job, how many entries are being written
-        self.wrote = False  # a record is durable, and what it announces is under way
+        self.wrote = False  # a record is durable, and its announcements are under way
         self._life = life
         self._world = life.world
         self._pipes: dict[str, deque[Entry]] = {}
@@ -83,7 +83,7 @@ class Journal:
         self.go_on()
 
     def _finish(self, job: str, count: int) -> bool:
-        """Append the first entries of a job, and do what they announce. Return False if another life leads."""
+        """Append the first entries of a job, and make their announcements. Return False if another life leads."""
         pipe = self._pipes.get(job)
         for _ in range(count):
             if pipe is None or not pipe or self._pipes.get(job) is not pipe or self._life.dead:

@@ -75,7 +75,7 @@ class Lane:
         self._part = part
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.process, name)  # what is the same for all ranks of the group
+        return getattr(self.process, name)  # the same for all ranks of the group
 
     @property
     def history(self) -> list[QuorumId]:
@@ -90,7 +90,7 @@ class Lane:
         return self.crew.progress_of(self.rank)
 
     @progress.setter
-    def progress(self, value: int) -> None:
+    def progress(self, _value: int) -> None:
         self.crew.moved(self.rank)
 
     def run(self, token: int, act: Callable[..., None], *args: Any) -> None:
@@ -101,8 +101,8 @@ class Lane:
         self.token += 1
         self.world.hub.leave(self)
 
-    def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
+    def exchanged(self, _quorum_id: QuorumId, _step: Step) -> None:
         self._part.lane_done(self)
 
-    def exchange_broke(self, quorum_id: QuorumId, step: Step, accused: str) -> None:
+    def exchange_broke(self, _quorum_id: QuorumId, _step: Step, accused: str) -> None:
         self._part.end(Verdict(f"{accused} went away", (accused,)))

@@ -69,7 +69,7 @@ class Mate:
         self.sums: set[tuple[QuorumId, Step]] = set()
         self.pins: dict[int, Step] = {}
         self.log: dict[int, QuorumId] = {}
-        self.fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and what was applied to it
+        self.fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and the steps applied to it
         self.found = QuorumId(0)
         self.progress = 0
         self.stands_until_s = 0.0

@@ -28,7 +28,7 @@ class Process(Trainer):
         now_s = clock.now_s
         replica = r.Replica(identity, world.setting.failure_timeout_s, since_s=now_s, offline_since_s=now_s)
         super().__init__(world, name, incarnation, replica, clock)
-        self.crash_after: int | None = None  # so many effects
+        self.crash_after: int | None = None  # effects
         self.stream: Stream | None = None
         self._stopped_until_s = 0.0
         self._answers = False  # pings, while the session's thread stands still
@@ -52,7 +52,7 @@ class Process(Trainer):
     def would_keep_the_job(self, other: "Process") -> bool:
         """Whether the job's state is safe with this process if `other` dies now, whatever is still under way.
 
-        It must hold the frontier and take part; and if `other` has said ok to what comes next, so must it have.
+        It must hold the frontier and take part; and if `other` has voted ok on the next step, so must it have.
         """
         now_s, replica = self.world.now_s, self.replica
         if (
@@ -73,7 +73,7 @@ class Process(Trainer):
 
     @property
     def drains(self) -> bool:
-        """Whether it is to end, or has been told to."""
+        """Whether it is to end, or has begun to."""
         leader = self.world.leader
         asked = leader is not None and leader.drains(
             (self.replica.identity.group, self.replica.identity.incarnation)
@@ -110,7 +110,7 @@ class Process(Trainer):
         return self.world.now_s < self._stopped_until_s and not self._answers
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP: the whole process stands still; what is sent to it waits."""
+        """SIGSTOP: the whole process stands still; its mail waits."""
         self.hang(seconds)
         self.deafen(seconds, answers=False)
 
@@ -211,7 +211,7 @@ class Process(Trainer):
             self.world.sometimes.note("new donors")
         self._look_soon()
 
-    def _do(self, effect: r.Effect) -> None:
+    def _do(self, effect: r.Effect) -> None:  # noqa: C901 (a case for each effect)
         match effect:
             case r.Send(message):
                 if self.stream is not None:
@@ -229,7 +229,7 @@ class Process(Trainer):
                 self._hang_up(reason)
             case r.PinState(heal_id, number, _, stripe):
                 held = len(self.history) + self._applying
-                if number < held:  # what it is to keep, or to log, is gone
+                if number < held:  # the state to keep, or to log, is gone
                     raise Violation("a pin comes before the commit", f"{self.name} at {held}: pin {number}")
                 self.pins[heal_id] = number
                 self.stripes[heal_id] = stripe
@@ -238,7 +238,7 @@ class Process(Trainer):
                 self._release(heal_id)
             case r.Log(text):
                 if self.world.tracing:
-                    self._note(f"says: {text}")
+                    self._note(f"logs: {text}")
 
     def _note_phase(self, before: r.Replica, after: r.Replica) -> None:
         if self.world.tracing:
@@ -295,7 +295,7 @@ class Process(Trainer):
         if self.stream is not None and self.stream.life.needs(
             heal_id, (self.replica.identity.group, self.replica.identity.incarnation)
         ):
-            raise Violation("donors keep what they were asked to", f"{self.name} lets go of heal {heal_id}")
+            raise Violation("donors keep the pinned state", f"{self.name} lets go of heal {heal_id}")
         self.crew.release(heal_id)
         self.pins.pop(heal_id, None)
         oldest = min(self.pins.values(), default=None)
@@ -321,7 +321,7 @@ class Process(Trainer):
         self.world.ended()
 
     def fails(self, failure: r.Failure) -> None:
-        """What the user sees as an exception ends the process; some of it should never be seen."""
+        """An exception of the user ends the process; some exceptions should never be seen."""
         world = self.world
         if self.world.tracing:
             self._note(f"fails: {failure.kind.value}: {failure.text}")

@@ -1,4 +1,4 @@
-"""The progress of a long run of seeds in a file, so that an interrupted run goes on where it was."""
+"""The progress of a long run of seeds in a file, so that an interrupted run continues where it was."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def code() -> str:
 
 
 def load(file: Path, first: int, end: int) -> Tally:
-    """Return what the run that wrote `file` has found so far; nothing if there is no such file.
+    """Return the findings so far of the run that wrote `file`; none if there is no such file.
 
     Raises:
         ValueError: it is of other seeds, or of other code: its seeds say nothing of this one.
@@ -52,14 +52,14 @@ def load(file: Path, first: int, end: int) -> Tally:
 
 
 def save(file: Path, first: int, end: int, tally: Tally) -> None:
-    """Write down what was found so far; a run that ends meanwhile leaves the file of before."""
-    beside = file.with_name(f"{file.name}.new")
+    """Write down the findings so far; a run that ends meanwhile leaves the file of before."""
+    fresh = file.with_name(f"{file.name}.new")
     found = [dataclasses.asdict(finding) for finding in tally.findings]
     plain = {field.name: getattr(tally, field.name) for field in dataclasses.fields(tally)} | {
         "findings": found
     }
-    beside.write_text(json.dumps(_what(first, end) | plain))
-    os.replace(beside, file)
+    fresh.write_text(json.dumps(_what(first, end) | plain))
+    os.replace(fresh, file)
 
 
 def _what(first: int, end: int) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Groups of several processes: the real cores of rank 0 and of the others, on links that delay.
 
-`Crew` is what a group's training thread, in rank 0, asks of the other ranks (`mate.py`), each with its own training
-thread and its own part of the state (`lane.py`).
+`Crew` stands between a group's training thread, in rank 0, and the other ranks (`mate.py`), each with its own
+training thread and its own part of the state (`lane.py`).
 
-What is not modelled: exceptions of the user's code, which end a group of several processes in any case.
+Not modelled: exceptions of the user's code, which end a group of several processes in any case.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STUCK_S = 20.0
 LINK_S = 0.002
-# Until the kernel, or the end of a link, tells a rank that another one is gone.
+# Until the kernel, or the end of a link, shows a rank that another is gone.
 LOSS_S = 0.03
 _ONE_PROGRAM = "the ranks of a group run one program"
 
@@ -48,7 +48,7 @@ class Crew:
         self._met: dict[int, tuple[object, Callable[[], None]]] = {}
         self._down_s = [0.0] * size  # when the last message arrives
         self._up_s = [0.0] * size
-        self._fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and what was applied to it
+        self._fetched: tuple[int, list[QuorumId]] = (0, [])  # the root, and the steps applied to it
         self._flipped = (0, 0)  # the flipped bit that the state has that was fetched, and since when
         self._found = QuorumId(0)
 
@@ -123,7 +123,7 @@ class Crew:
         else:
             act()
 
-    # ---- what the session does ----
+    # ---- the session ----
 
     def pin(self, heal_id: int, number: Step) -> None:
         for mate in self.mates:
@@ -136,7 +136,7 @@ class Crew:
     # ---- orders ----
 
     def meets(self, members: Sequence[Member]) -> bool:
-        """Whether this group, or one of those that it meets, has several processes."""
+        """Whether this group, or a group that it meets, has several processes."""
         others = (self.world.incarnations[member.incarnation].crew for member in members)
         return self.size > 1 or any(crew.size > 1 for crew in others)
 
@@ -148,14 +148,14 @@ class Crew:
     def break_off(self) -> None:
         """Rank 0 is directed to do something else before the exchange."""
         if self.size == 1 or self._attempt is None:
-            self._abandon()  # of one process: what it exchanges in several spans
+            self._abandon()  # of one process: its exchange in several spans
             return
         (quorum, step), self._attempt = self._attempt, None
         missing = set(self.shards_in(quorum)) - self.process.computed[step]
-        self._order(Decided("go on" if missing else "exchange", False))
+        self._order(Decided("go on" if missing else "exchange", value=False))
 
     def compute(self, quorum: NewQuorum, step: Step, shard: int, delay_s: float) -> None:
-        self._order(Decided("go on", True))
+        self._order(Decided("go on", value=True))
         self.inside = True
         self.world.after(
             delay_s,
@@ -187,7 +187,7 @@ class Crew:
     def exchange(self, quorum: NewQuorum, step: Step) -> None:
         self._attempt = None
         if self.size > 1:
-            self._order(Decided("exchange", True))
+            self._order(Decided("exchange", value=True))
         process = self.process
 
         def ends(verdict: Verdict) -> None:
@@ -242,7 +242,7 @@ class Crew:
         if self.process.dead:
             return
         if self.core.interrupted or self.core.redirected:
-            # The flag that stops rank 0's part is set, and tells no more why.
+            # The flag that stops rank 0's part is set, without the reason.
             self.core, _ = leader.step(self.core, leader.Redirected(), self.process.clock.now_s)
         self.core, effects = leader.step(self.core, event, self.process.clock.now_s)
         for effect in effects:
@@ -360,8 +360,8 @@ class Crew:
             ranks = [(donor, reached(span, donor.name, donor.crew.size)) for donor in donors]
             able = [(donor, at) for donor, at in ranks if donor.crew.serves(at, heal, step)]
             keepers = [
-                Keeper(one, one[0].crew.keeps(heal, step), one[0].crew.still_holds(one[1], heal))
-                for one in able
+                Keeper((donor, at), donor.crew.keeps(heal, step), donor.crew.still_holds(at, heal))
+                for donor, at in able
             ]
             serving = feeders(keepers, self.world.random() if keepers else 0.0)
             if not serving:
@@ -392,7 +392,7 @@ class Crew:
         else:
             self.world.after(0.02, seek)
 
-    # ---- what the ranks hold, and their links ----
+    # ---- the ranks' states, and their links ----
 
     def _spans(self, rank: int, sizes: set[int]) -> tuple[Span, ...]:
         """How one rank divides its lanes, to meet groups of these sizes."""

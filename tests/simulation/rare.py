@@ -1,4 +1,4 @@
-"""Counts the rare paths that a turn of the coordinator has taken (`sometimes.py` says what they are)."""
+"""Counts the rare paths that a turn of the coordinator has taken (`sometimes.py` lists them)."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .coordinator import Life
 
 
-def note_rare(life: "Life", before: Job, event: Event) -> None:
+def note_rare(life: "Life", before: Job, event: Event) -> None:  # noqa: C901 (a look for each path)
     """Count the rare paths that this turn has taken."""
     after, note = life.job, life.world.sometimes.note
     if after.term > max(before.term, life.term):
@@ -18,7 +18,7 @@ def note_rare(life: "Life", before: Job, event: Event) -> None:
         note("forgotten")
     if after.quorum is not before.quorum:
         _note_quorum(life, before, event)
-    if after.ballot.told and not before.ballot.told:
+    if after.ballot.announced and not before.ballot.announced:
         note("all computed")
     if after.blamed is not before.blamed and type(event) is Tick and before.quorum is not None:
         if before.ballot.deadline_s is None:

@@ -83,7 +83,7 @@ class Saving:
         process.post(r.Prepared(step, digest, {}, least, history, process.spare, heals_only, shards, weight))
 
     def _others_read(self) -> bool:
-        """Whether this one leaves it to others to read the checkpoint: of a job that goes on, while others do."""
+        """Whether this group leaves it to others to read the checkpoint: of a job that continues, while others do."""
         newest = self._world.checkpoints[-1]
         others = self._world.processes.values()
         read = [other for other in others if not other.dead and other.replica.history == newest.history]
@@ -116,7 +116,7 @@ class Saving:
         return quorum.members[0].group
 
     def _write(self) -> None:
-        """Write what the group holds now."""
+        """Write the group's current state."""
         process, setting = self._process, self._world.setting
         copy = Checkpoint(
             tuple(process.history),
@@ -136,7 +136,7 @@ class Saving:
         for left, seconds in enumerate(reversed(times)):
             world.after(seconds, ends, copy, left)
 
-    def _failed(self, copy: Checkpoint, left: int) -> None:
+    def _failed(self, _copy: Checkpoint, _left: int) -> None:
         self._world.sometimes.note("checkpoint failed")
 
     def _part_written(self, copy: Checkpoint, left: int) -> None:
@@ -146,7 +146,7 @@ class Saving:
             self._publish(copy, left)
 
     def may_publish(self, left: int) -> bool:
-        """Whether a checkpoint is complete, of which so many parts are still to be written."""
+        """Whether a checkpoint is complete, of which `left` parts are still to be written."""
         return not left
 
     def _publish(self, copy: Checkpoint, left: int) -> None:

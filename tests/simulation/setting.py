@@ -1,4 +1,4 @@
-"""What a seed stands for: the job, its timing, which faults there are and how often, each with its moment.
+"""The setting of a seed: the job, its timing, which faults there are and how often, each with its moment.
 
 Faults are drawn up front, each with its own random numbers, so that one can be left out and the others stay.
 """
@@ -6,7 +6,7 @@ Faults are drawn up front, each with its own random numbers, so that one can be 
 import random
 from dataclasses import dataclass, replace
 
-# How often each kind comes if a seed has it at all. `faults.py` says what each does.
+# How often each kind comes if a seed has it at all. `faults.py` has each.
 WEIGHTS: dict[str, float] = {
     "kill": 5,
     "crash": 4,
@@ -33,16 +33,16 @@ WEIGHTS: dict[str, float] = {
 RANK_WEIGHTS: dict[str, float] = {"rank": 4, "numb": 2}
 LAUNCHER_WEIGHTS: dict[str, float] = {"raise": 4, "ail": 3}
 
-# What a healthy group may do at any time: none is evicted for it.
+# Things that a healthy group may do at any time: none is evicted for them.
 HARMLESS = "pause"
 
-# Those that hold up no message.
+# Kinds that hold up no message.
 _PROMPT = ("kill", "crash", "leave", "hang", "stuck", "flip", "link", "double", "raise", "drain", HARMLESS)
 
 MOST_SHARDS = 6
 
 
-# What an exchange takes at most, where no link is slow.
+# The longest exchange, where no link is slow.
 QUICK_S = 0.006
 
 
@@ -86,7 +86,7 @@ class Setting:
     exchange_s: float  # which a slow link needs, at most
     slow: str  # a group whose shards take many times as long; "" if there is none
     faults: tuple[Fault, ...]
-    nonfinite: str  # what the job does with means that are not finite
+    nonfinite: str  # the job's policy for means that are not finite
     poisoned: frozenset[int]  # steps of which one shard makes them so
     # Classes that came later, with separate random numbers: older seeds keep theirs.
     memoryless: bool = False  # the coordinator has no store, and the clocks of its machines differ
@@ -123,13 +123,13 @@ class Setting:
         return self.early[self.names.index(name)] if self.early else 0
 
     def size_of(self, name: str) -> int:
-        """How many processes a group has. One that has several does not survive an exception of the user's code."""
+        """How many processes a group has. A group of several does not survive an exception of the user's code."""
         number = self.names.index(name)
         return self.ranks[number] if number < len(self.ranks) and self.unreadable is None else 1
 
     @property
     def prompt(self) -> bool:
-        """What is said arrives in milliseconds: no fault holds it up."""
+        """Messages arrive in milliseconds: no fault holds them up."""
         return all(fault.kind in _PROMPT for fault in self.faults)
 
     @property
@@ -169,7 +169,7 @@ def _drawn(seed: int) -> Setting:
     shards = None if rng.random() < 0.2 else rng.randint(regular, MOST_SHARDS)
     kinds = [kind for kind in WEIGHTS if rng.random() < 0.5]
     if shards is None:
-        # What was decided twice has the same bits only if the shards are fixed.
+        # A step that was decided twice has the same bits only if the shards are fixed.
         kinds = [kind for kind in kinds if kind != "lie"]
     heartbeat_timeout_s = rng.choice((0.5, 1.0, 1.0))
     if "amnesia" in kinds:
@@ -265,14 +265,14 @@ def _widened(seed: int, setting: Setting, regular: int) -> Setting:
     if (more := random.Random(seed + (1 << 44))).random() < 0.1:
         setting = more_faults(setting, more, ["drain", "hold"])
     if rng.random() < 0.05 and (setting.min_replicas <= 1 or setting.shards is not None):
-        # With more, and a shard for each group, the job waits for the group that cannot read its own, as for one that
-        # is lost.
+        # With more, and a shard for each group, the job waits for the group that cannot read its own, as for a group
+        # that is lost.
         setting = replace(setting, unreadable=rng.randint(1, 20))
     return setting
 
 
 def _unhurried(setting: Setting, rng: random.Random) -> Setting:
-    """Let some groups take their time, beside the faults or, in some seeds, in place of all of them.
+    """Let some groups take their time, besides the faults or, in some seeds, in place of all of them.
 
     With numbers apart, so that all else is as it was drawn before there was this.
     """
@@ -292,7 +292,7 @@ def _unhurried(setting: Setting, rng: random.Random) -> Setting:
 
 
 def more_faults(setting: Setting, rng: random.Random, kinds: list[str]) -> Setting:
-    """Add faults of these kinds to those that there are."""
+    """Add faults of these kinds."""
     more = faults_of(rng, kinds, setting.storm_s)
     first = len(setting.faults)
     numbered = [replace(fault, index=first + i) for i, fault in enumerate(more)]
@@ -303,7 +303,7 @@ def faults_of(rng: random.Random, kinds: list[str], storm_s: float) -> tuple[Fau
     if not kinds:
         return ()
     number = min(25, 1 + int(rng.expovariate(1 / 6)))
-    # Some seeds are of one kind above all: what is rare must be frequent somewhere.
+    # Some seeds are of one kind above all: rare paths must be frequent somewhere.
     focus = rng.choice(kinds) if rng.random() < 0.3 else ""
     often = WEIGHTS | RANK_WEIGHTS | LAUNCHER_WEIGHTS
     weights = [often.get(kind, 1.0) * (1 if kind != focus else 10) for kind in kinds]

@@ -26,7 +26,7 @@ class Cables:
         self._world = world
 
     def cut(self, name: str, until_s: float, *, up: bool, down: bool) -> None:
-        """Cut a group off from the coordinators. What is sent waits; who waits too long takes the stream for dead."""
+        """Cut a group off from the coordinators. Mail waits; who waits too long takes the stream for dead."""
         if up:
             self.up[name] = max(until_s, self.up.get(name, 0.0))
         if down:
@@ -75,7 +75,7 @@ class Stream:
         self._downs: deque[CoordinatorMessage | None] = deque()
         self._up_s = self._down_s = world.now_s  # when the last one arrives
         self._up_ends_s = self._down_ends_s = NEVER
-        self._up_held_s = 0.0  # what is still under way arrives only then
+        self._up_held_s = 0.0  # mail that is still under way arrives only then
 
     def up(self, message: GroupMessage | None) -> None:
         world = self.world
@@ -119,7 +119,7 @@ class Stream:
     def break_off(self, *, group: bool, coordinator: bool, late_s: float = 0.0) -> None:
         """Cut both directions. Who is to notice does so at once; the other by its keepalive, or by silence.
 
-        With `late_s` what the group has sent is not lost, but arrives so much later.
+        With `late_s` the group's mail is not lost, but arrives that much later.
         """
         if self.broken:
             return

@@ -19,7 +19,7 @@ class Keeper(Generic[T]):
 
 
 def feeders(keepers: Sequence[Keeper[T]], random: float) -> list[T]:
-    """Those from whom a joiner gets the whole state: one that has all of it, or one for each stripe; or none."""
+    """The donors that give a joiner the whole state: a donor with all of it, or one for each stripe; or none."""
     whole = [keeper.donor for keeper in keepers if keeper.live or keeper.stripe.count == 1]
     if whole:
         return [whole[int(random * len(whole))]]

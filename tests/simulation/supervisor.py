@@ -60,7 +60,7 @@ class Supervisor:
         self.launch = core.Launch(groups=groups, rules=rules, keeper=keeper)
         self._processes: dict[str, Process] = {}  # the lives that run
         self._coordinator: Life | None = None
-        self._signs: dict[str, v.Signed] = {}  # the last one of each
+        self._signs: dict[str, v.Signed] = {}  # the last of each
         self._pid = 0
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class Supervisor:
         return 1 if life is None else max(1, len(life.devices))
 
     def is_up_to(self, name: str) -> str:
-        """What it does with a group."""
+        """Its work on a group."""
         group = self.launch.group(name)
         return f"{group.phase.value}, aim {group.aim.name}"
 
@@ -126,18 +126,18 @@ class Supervisor:
             self._happened(v.CoordinatorSigned())
 
     def stands(self, process: "Process | Trainer") -> None:
-        """Its training thread stands still from now on: what it tells stays as it is."""
+        """Its training thread stands still from now on: its sign stays as it is."""
         if self._processes.get(process.name) is process:
             self._read(process.name, self._processes[process.name])
 
     def _read(self, name: str, process: "Process") -> None:
-        """Read what a process tells of itself, and whether it has ended."""
+        """Read a process's own sign, and whether it has ended."""
         ended = process.dead or process.over
         before, sign = self._signs.get(name), self._sign(name, process)
         if before is not None and process.stands and not ended:
             sign = replace(before, life_mark=before.life_mark if process.is_stopped else sign.life_mark)
-        told = process.joins or sign.phase == v.DRAINED
-        if told and self.launch.group(name).phase in ALIVE and sign != before:
+        heard = process.joins or sign.phase == v.DRAINED
+        if heard and self.launch.group(name).phase in ALIVE and sign != before:
             self._signs[name] = sign
             self._happened(sign)
         if ended:
@@ -239,7 +239,7 @@ class Supervisor:
 
 
 def _word(process: "Process") -> str:
-    """The phase that a process tells."""
+    """The phase of a process's sign."""
     replica = process.replica
     if replica.drained and (replica.phase in (r.Phase.DRAINED, r.Phase.LEAVING, r.Phase.LEFT)):
         return v.DRAINED

@@ -1,4 +1,4 @@
-"""The simulation finds every planted bug. `make mutants` says in how many seeds."""
+"""The simulation finds every planted bug. `make mutants` prints in how many seeds."""
 
 import pytest
 

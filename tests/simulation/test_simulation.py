@@ -54,7 +54,7 @@ RARE_WITHIN = 4000
 
 def test_seeds_that_found_something_pass():
     assert_all_pass(KEPT)
-    # What they stood for before groups had several processes.
+    # As they were before groups had several processes.
     tally = run_seeds(KEPT, changes={"ranks": ()})
     assert tally.findings == []
 
@@ -105,11 +105,11 @@ def test_the_same_seed_gives_the_same_trace():
 
 
 def test_fast_paths_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    """What the coordinator leaves out where nothing can follow, and where nothing durable has changed."""
+    """The coordinator's short cuts where nothing can follow, and where nothing durable has changed."""
     seeds = range(3000, 3020)
     with_them = [trace_of(seed) for seed in seeds]
-    monkeypatch.setattr(machine, "_is_steady", lambda job: False)
-    monkeypatch.setattr(durable, "_is_untouched", lambda before, after: False)
+    monkeypatch.setattr(machine, "_is_steady", lambda _job: False)
+    monkeypatch.setattr(durable, "_is_untouched", lambda _before, _after: False)
     assert [trace_of(seed) for seed in seeds] == with_them
 
 
@@ -203,11 +203,11 @@ def test_an_exception_of_a_core_is_a_finding():
 
 def test_the_command_tells_what_was_reached(capfd: pytest.CaptureFixture[str]):
     assert main(["--seeds", "3:9", "--jobs", "1"]) == 0
-    said = capfd.readouterr().out
-    assert said.startswith("6 seeds in ")
-    assert "simulated hours" in said
-    assert "welcome commits: a group learns from Welcome alone" in said
-    assert said.endswith("all seeds pass\n")
+    logged = capfd.readouterr().out
+    assert logged.startswith("6 seeds in ")
+    assert "simulated hours" in logged
+    assert "welcome commits: a group learns from Welcome alone" in logged
+    assert logged.endswith("all seeds pass\n")
 
 
 def test_a_run_that_was_stopped_goes_on(
@@ -220,10 +220,10 @@ def test_a_run_that_was_stopped_goes_on(
     progress.save(file, 3, 9, half)
 
     assert main(words) == 1
-    said = capfd.readouterr().out
-    assert re.match(rf"3 seeds in .* and 3 before, code {progress.code()}: ", said)
-    assert f" {whole.events} events" in said
-    assert "FAILED: seed 4: no step back" in said
+    logged = capfd.readouterr().out
+    assert re.match(rf"3 seeds in .* and 3 before, code {progress.code()}: ", logged)
+    assert f" {whole.events} events" in logged
+    assert "FAILED: seed 4: no step back" in logged
     assert progress.load(file, 3, 9).sometimes == whole.sometimes
 
     with pytest.raises(ValueError, match="and this run is of"):

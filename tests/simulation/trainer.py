@@ -1,4 +1,4 @@
-"""A model of a group's training thread: it does what the real core's `directive` says, and tells how that went."""
+"""A model of a group's training thread: it obeys the real core's `directive`, and reports."""
 
 import zlib
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Trainer:
         self.clock = clock
         self.spare = name in world.setting.spares
         self.dead = self.over = self.leaving = False
-        # What it holds: a first state, and for each step the quorum whose sum was applied.
+        # Its state: a first state, and for each step the quorum whose sum was applied.
         self.root = incarnation if world.setting.differ or world.is_odd(name) else COMMON_ROOT
         self.history: list[QuorumId] = []
         self.skipped: frozenset[int] = (
@@ -49,7 +49,7 @@ class Trainer:
         self.computed: defaultdict[int, set[int]] = defaultdict(set)
         self.first: dict[int, int] = {}  # of each step, the shard that it computed first
         self.sums: set[tuple[QuorumId, Step]] = set()
-        self.digests: set[tuple[Step, int]] = set()  # that it has told, each with its state
+        self.digests: set[tuple[Step, int]] = set()  # that it has sent, each with its state
         self.pins: dict[int, Step] = {}
         self.stripes: dict[int, Stripe] = {}  # of all heals that it was ever asked to serve
         self.log: dict[int, QuorumId] = {}
@@ -61,8 +61,8 @@ class Trainer:
         self._voted: NewQuorum | None = None  # the quorum of the last sum
         self.saving = Saving(self, world)
         self.crew = Crew(self, world.setting.size_of(name))
-        # What it does.
-        self.token = 0  # counts what it has begun; whatever belongs to something older is void
+        # Its work.
+        self.token = 0  # counts the works begun; whatever belongs to something older is void
         self.attempt: Attempt | None = None
         self.stuck_at: int | None = None  # the job's step when it was stuck forever
         self.sticks_next = False  # with its next sum, before its vote
@@ -80,7 +80,7 @@ class Trainer:
         self.progress = 0  # grows whenever it gets on with its step
         self.away = True  # between two calls of the step
         self.away_until_s = 0.0
-        self.pauses_s = 0.0  # for so long after the next step
+        self.pauses_s = 0.0  # after the next step
 
     @property
     def is_flipped(self) -> bool:
@@ -125,7 +125,7 @@ class Trainer:
         """The flipped bit that its state `step` has, or 0."""
         return self.flipped if step >= self.flipped_at else 0
 
-    # ---- what the session does ----
+    # ---- the session ----
 
     def post(self, event: r.Event) -> None:
         """Let `event` happen to the core."""
@@ -146,7 +146,7 @@ class Trainer:
     # ---- standing still ----
 
     def hang(self, seconds: float) -> None:
-        """The training thread stands still; the session's goes on."""
+        """The training thread stands still; the session's continues."""
         self._tell_where()
         self._stands_until_s = max(self._stands_until_s, self.world.now_s + seconds)
 
@@ -181,7 +181,7 @@ class Trainer:
         self.away, self._waits = False, True
         self._look_soon()
 
-    # ---- what is to be done ----
+    # ---- orders ----
 
     def leave(self, *, finished: bool) -> None:
         if self.leaving or self.replica.failure is not None:  # which the user is about to see
@@ -224,8 +224,8 @@ class Trainer:
             self._looks = True
             self.world.after(self.world.random() * 0.004, self._run, self._look)
 
-    def _look(self) -> None:
-        """Read what is to be done, and do it if it is something else than before."""
+    def _look(self) -> None:  # noqa: C901 (a case for each directive)
+        """Read the order, and carry it out if it is a new one."""
         self._looks = False
         if self._applying or self.crew.inside or self.world.now_s < self.away_until_s:
             return
@@ -235,9 +235,9 @@ class Trainer:
                 self.crew.redirect()
             return
         if self.replica.phase is r.Phase.LEFT and (self.leaving or self.replica.failure is None):
-            told = isinstance(directive, r.LeaveJob) or self._is_end(directive)
-            if not self.leaving and not told:
-                raise Violation("all end well", f"{self.name} ends, and was not told to")
+            must_end = isinstance(directive, r.LeaveJob) or self._is_end(directive)
+            if not self.leaving and not must_end:
+                raise Violation("all end well", f"{self.name} ends without an order")
             self.ends()
             return
         if isinstance(directive, r.TakeDigest):
@@ -305,7 +305,7 @@ class Trainer:
             self.post(r.Digested(step, self.told_digest()))
 
     def _has_done(self, directive: r.Directive) -> bool:
-        """Whether the core has not heard yet that this is done: then it still says so."""
+        """Whether the core does not know yet that this is done: then it asks for it again."""
         return isinstance(directive, r.Apply | r.Replay) and directive.step < len(self.history)
 
     def _begin(self, key: object) -> None:
@@ -364,7 +364,7 @@ class Trainer:
         self.progress += 1
         self._compute(quorum, step)
 
-    # ---- what the crew tells ----
+    # ---- news of the crew ----
 
     def has_computed(self, step: Step, shard: int) -> None:
         self.computed[step].add(shard)
@@ -372,7 +372,7 @@ class Trainer:
         self.progress += 1
 
     def looks_elsewhere(self) -> bool:
-        """Look what is to be done; return whether that is something else than before."""
+        """Read the order; return whether it is a new one."""
         before = self.token
         self._look()
         return self.dead or self.token != before
@@ -419,7 +419,7 @@ class Trainer:
     # ---- what one process does ----
 
     def _raise(self, step: Step, shard: int) -> None:
-        """The user's code raises. What was computed of the step is dropped, and the exception waits for a verdict."""
+        """The user's code raises. The work on the step is dropped, and the exception waits for a verdict."""
         self.raises_next = False
         self.computed[step].clear()
         self.world.truth.raised.add((step, self.name))
@@ -441,7 +441,7 @@ class Trainer:
         self.away_until_s = self.world.now_s
         if self.ends_next and replica.failure is None:
             self.ends_next = False
-            if self.leaving:  # told to leave meanwhile
+            if self.leaving:  # ordered to leave meanwhile
                 self._look_soon()
             self.leave(finished=False)
             self.exit_status = 1
@@ -450,7 +450,7 @@ class Trainer:
             self._come_back_in_time()
 
     def contributes(self, step: Step, shards: tuple[int, ...]) -> list[int]:
-        """The batches that it gives for these shards: those that it has computed."""
+        """The batches that it has computed for these shards."""
         return [shard for shard in shards if shard in self.computed[step]]
 
     def exchanged(self, quorum_id: QuorumId, step: Step) -> None:
@@ -470,11 +470,11 @@ class Trainer:
             return 0
         return zlib.crc32(repr((step, self.flipped_in(step), self.edits_otherwise)).encode()) or 1
 
-    def fingerprint(self, step: Step) -> int | None:
-        """What its vote says of the state that the step was computed from."""
+    def fingerprint(self, _step: Step) -> int | None:
+        """Its vote's fingerprint of the state that the step was computed from."""
         return self.told_digest() if self.world.setting.compares else None
 
-    def _finds_nonfinite(self, step: int, *, replayed: bool) -> bool:
+    def _finds_nonfinite(self, step: int, *, replayed: bool) -> bool:  # noqa: ARG002 (for planted bugs)
         """Whether the means of a step are not finite: all who hold them see the same."""
         return self.world.setting.bad_shard(step) is not None
 
@@ -528,7 +528,7 @@ class Trainer:
         if edit:
             self.edits[step] = edit
 
-    def replays_edit(self, step: int) -> int:
+    def replays_edit(self, _step: int) -> int:
         return self._logged_edit
 
     def _skip_or_apply(self, step: int, *, replayed: bool) -> None:
@@ -579,7 +579,7 @@ class Trainer:
         self._try_again(self._replay, donors, heal, step, until_s)
 
     def _try_again(self, act: Callable[..., None], donors: list["Trainer"], heal: Heal, *args: Any) -> None:
-        """Donors may need a moment; those that are gone do not come back."""
+        """Donors may need a moment; lost donors do not come back."""
         if not donors or self.world.now_s > args[-1]:
             self._fetched(r.HealBroke(heal.heal_id, "no donor answers"))
         else:
@@ -591,7 +591,7 @@ class Trainer:
         self.post(event)
 
     def _donors(self, heal: Heal) -> list["Trainer"]:
-        """Those that can be reached."""
+        """The donors that can be reached."""
         cables = self.world.cables
         found = [self.world.incarnations[donor.incarnation] for donor in heal.donors]
         return [donor for donor in found if not donor.dead and not cables.link_is_cut(donor.name, self.name)]

@@ -1,6 +1,6 @@
 """What may never happen, checked where it would happen.
 
-The truth is what is durable: a decision counts from the moment its record is written, as no group may learn it
+The truth is on the disk: a decision counts from the moment its record is written, as no group may learn it
 earlier and none may forget it later. `line` is, for each step, the quorum whose commit made it.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. `invariant` is its name; the text says what was seen."""
+    """An invariant does not hold. `invariant` is its name; the text has the evidence."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"{invariant}: {text}")
@@ -43,27 +43,27 @@ class Truth:
         self.root = 0  # the state in which the job began
         self.line: list[QuorumId] = []
         self._before_last: tuple[int, list[QuorumId]] = (0, [])  # root and line before the last record
-        # What was ever decided, also what was forgotten when all who held it were gone.
+        # All decisions ever, also forgotten ones, when all their holders were gone.
         self.ever: set[tuple[int, QuorumId]] = set()
         self.roots: set[int] = set()
         self.went_back = 0
-        self.commits = 0  # how many steps were decided, also those that were decided again
+        self.commits = 0  # how many decisions there were, also repeated ones
         self._writers: dict[tuple[int, QuorumId], str] = {}  # of each state, who writes for the job
         self.raised: set[tuple[int, str]] = (
             set()
         )  # steps in which the user's code has raised, and in which group
         self._asked_s: dict[int, float] = {}  # when the digests of a heal's donors were asked for
-        self._told_digests: set[int] = set()  # heals of which a donor has told its digest in time
+        self._sent_digests: set[int] = set()  # heals of which a donor has sent its digest in time
         self._lost_since_s: dict[int, float] = {}  # of each coordinator
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._heals: dict[int, object] = {}
         self._world = world
-        self.known: Saved | None = None  # what was durable before the event
+        self.known: Saved | None = None  # durable before the event
         self.same_bits = world.setting.shards is not None
 
-    # ---- what is written ----
+    # ---- records ----
 
-    def durable(self, before: Saved | None, after: Saved | None) -> None:
+    def durable(self, before: Saved | None, after: Saved | None) -> None:  # noqa: C901 (a check for each invariant)
         """A record was written."""
         self._before_last = (self.root, list(self.line))
         if after is None:
@@ -135,7 +135,7 @@ class Truth:
             self._world.sometimes.note("resume")
             if new.step < len(self.line):
                 self._world.sometimes.note("frontier went back")
-            # What was decided on the way that is left may still be on its way to a group.
+            # Decisions on the way that is left may still be on their way to a group.
             self.went_back += 1
             self._check_known(line)
         self.line, self.root = line, founders[0].root
@@ -150,20 +150,20 @@ class Truth:
                 )
 
     def forgets(self, saved: Saved | None) -> None:
-        """The disk has lost the last record: what it told may be decided once more."""
+        """The disk has lost the last record: its decision may be made once more."""
         self.root, self.line = self._before_last
         self.went_back += 1
         last = 0 if saved is None else saved.last_quorum_id
         self.quorums = {number: quorum for number, quorum in self.quorums.items() if number <= last}
 
     def forgets_all(self) -> None:
-        """A coordinator without a store has died: its groups hold what is left."""
+        """A coordinator without a store has died: its groups hold all that is left."""
         self.went_back += 1
         self.quorums = {}
 
-    # ---- what a coordinator concludes ----
+    # ---- conclusions of a coordinator ----
 
-    def check_turn(self, before: Job, after: Job, event: Event) -> None:
+    def check_turn(self, before: Job, after: Job, event: Event) -> None:  # noqa: C901 (a check for each invariant)
         quorum = after.quorum
         if not before.ballot.lost:
             self._lost_since_s[before.options.term] = self._world.now_s
@@ -195,7 +195,7 @@ class Truth:
         elif new.founding and (new.step, new.holders) != (old.step, old.holders) and new.holders:
             self._check_majority(before, after, new)
             if new.step > old.step and old.quorum_id:
-                self._world.sometimes.note("goes on from newer")
+                self._world.sometimes.note("continues from newer")
         if new.founding and not old.founding:
             held = {
                 group.holder for group in after.groups.values() if group.phase is not GroupPhase.PRESENT
@@ -206,16 +206,16 @@ class Truth:
                 )
 
     def _check_digests(self, before: Job, after: Job) -> None:
-        """What is known of a group's state belongs together: its digest is that of the step beside it."""
+        """The known step and digest of a group belong together."""
         for name, group in after.groups.items():
             if group is before.groups.get(name) or group.digest is None:
                 continue
-            told = self._world.incarnations[group.incarnation].digests
-            if (group.step, group.digest) not in told:
-                raise Violation("a digest is of the step beside it", f"{name} at step {group.step}: {told}")
+            heard = self._world.incarnations[group.incarnation].digests
+            if (group.step, group.digest) not in heard:
+                raise Violation("a digest is of its step", f"{name} at step {group.step}: {heard}")
 
-    def _check_majority(self, before: Job, after: Job, new: Frontier) -> None:
-        """The state from which a job begins is not the odd one of those that were brought."""
+    def _check_majority(self, before: Job, _after: Job, new: Frontier) -> None:
+        """The state from which a job begins is not the odd one of the brought states."""
         brought = [g for g in before.groups.values() if g.phase is GroupPhase.STALE and g.step == new.step]
         of_it = [self._world.incarnations[group.incarnation] for group in brought if group.history]
         sound = sum(not process.flipped_in(new.step) for process in of_it)
@@ -315,7 +315,7 @@ class Truth:
         if flipped and len(flipped) < len(living):
             raise Violation("equal frontier means equal state", f"{flipped} are flipped, step {step} counts")
 
-    # ---- what a coordinator tells ----
+    # ---- messages of a coordinator ----
 
     def check_told(self, message: CoordinatorMessage) -> None:
         """Nothing is announced before it is durable."""
@@ -346,7 +346,7 @@ class Truth:
             raise Violation("quorum ids grow", f"two quorums have the id {quorum.quorum_id}")
 
     def _check_donor(self, process: "Trainer", step: Step) -> None:
-        """It holds state `step`, or all it takes to get there once it hears what was decided."""
+        """It holds state `step`, or all it takes to get there once it hears the decision."""
         held = len(process.history)
         able = all(
             any((at, by) in self.ever for by, of in process.sums if of == at) for at in range(held, step)
@@ -354,13 +354,13 @@ class Truth:
         if not able and not process.dead:
             raise Violation("only holders of the frontier donate", f"{process.name} at {held}, not {step}")
 
-    # ---- what a group does ----
+    # ---- acts of a group ----
 
     def check_applied(self, process: "Trainer", quorum_id: QuorumId) -> None:
         self.check_line(process.name, process.history, quorum_id)
 
     def check_line(self, name: str, history: list[QuorumId], quorum_id: QuorumId) -> None:
-        """What is applied to a state is what was decided."""
+        """Only decided steps are applied to a state."""
         step = len(history)
         decided = self.line[step] if step < len(self.line) else None
         if decided == quorum_id or (self.went_back and (step, quorum_id) in self.ever):
@@ -375,16 +375,20 @@ class Truth:
         self._asked_s.setdefault(heal_id, self._world.now_s)
 
     def tells_digest(self, heal_id: int) -> None:
-        """A donor tells it. No heal waits for longer than the heartbeat timeout, by a clock that may be fast."""
+        """A donor sends it. No heal waits for longer than the heartbeat timeout, by a clock that may be fast."""
         patience_s = 0.85 * self._world.setting.heartbeat_timeout_s
         if self._world.now_s - self._asked_s[heal_id] < patience_s:
-            self._told_digests.add(heal_id)
+            self._sent_digests.add(heal_id)
 
     def check_fed(self, process: "Trainer", heal: Heal, donor: "Trainer") -> None:
         """A joiner gets a sound state, if it has more than one donor to tell; and never one older than its own."""
         donors = [self._world.incarnations[member.incarnation] for member in heal.donors]
-        compared = heal.heal_id in self._told_digests
-        if compared and donor.flipped_in(heal.step) and any(not one.flipped_in(heal.step) for one in donors):
+        compared = heal.heal_id in self._sent_digests
+        if (
+            compared
+            and donor.flipped_in(heal.step)
+            and any(not each.flipped_in(heal.step) for each in donors)
+        ):
             raise Violation("a corrupt donor feeds no joiner", f"{donor.name} feeds {process.name}")
         of_it = process.replica.history == heal.history != 0
         sound = not process.flipped and not process.is_distrusted()
@@ -424,7 +428,7 @@ class Truth:
         setting = self._world.setting
         if setting.nonfinite != "skip":
             return
-        # (What was done before the coordinator's first life has the numbers of no quorum.)
+        # (Steps before the coordinator's first life have the numbers of no quorum.)
         done = [step for step, quorum_id in enumerate(process.history) if quorum_id > 0]
         bad = {step for step in done if setting.bad_shard(step) is not None}
         if process.skipped != bad:

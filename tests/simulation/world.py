@@ -1,6 +1,6 @@
 """A whole job in one thread: the machine of the coordinator and a core for each group, on a virtual clock.
 
-What is real: `machine.step`, `durable.fold` and `restored`, the replica's `step` and `directive`. What is modelled:
+Real: `machine.step`, `durable.fold` and `restored`, the replica's `step` and `directive`. Modelled:
 streams and links that delay, cut and break; clocks that drift; the coordinators' shell with its disk, where effects
 wait behind a record until it is durable; a training thread that computes, exchanges, applies, heals and replays as it
 is ordered. A group's state is its history: for each step the quorum whose sum it applied.
@@ -35,7 +35,7 @@ from .trainer import Trainer
 from .truth import Truth, Violation
 
 CALM_LIMIT_S = 90.0
-# So long after the calm's beginning what is lost stays lost: no group is dialling, compiling or joining any more.
+# Losses are final this long after the calm's beginning: no group is dialling, compiling or joining any more.
 LOST_AFTER_S = 20.0
 HOSTS = ("c0", "c1")
 STEPS_IN_CALM = 2
@@ -73,7 +73,7 @@ class World:
         self.cables = Cables(self)
         self.hub = Hub(self)
         self.checkpoints: list[Checkpoint] = []
-        self.found: Exception | None = None  # by what a coordinator has announced
+        self.found: Exception | None = None  # by a coordinator's announcement
         self.guests: list[Guest] = []
         self.last_saver: Trainer | None = None  # which saves the last state while others wait
         self.begun: Checkpoint | None = None  # with which the job began, which a fresh group can make again
@@ -100,12 +100,12 @@ class World:
         finally:
             bounds.MAX_GONE_BYTES, limits.MAX_JOBS = usual
 
-    def _run(self) -> None:
+    def _run(self) -> None:  # noqa: C901 (a case for each ending)
         """Run to the good end.
 
         Raises:
             Violation: an invariant does not hold, or the end was not reached in time.
-            AssertionError: one of the cores found itself in a state that it believed impossible.
+            AssertionError: a core found itself in a state that it believed impossible.
         """
         setting = self.setting
         if setting.leaves_early:
@@ -155,7 +155,7 @@ class World:
     def slowness(self) -> float:
         """How much longer a shard takes than in the storm: so that a calm without an end costs few steps.
 
-        But one that computes all of them is still in time for those who wait for it in the exchange.
+        But a group that computes all of them is still in time for groups that wait for it in the exchange.
         """
         if not self.calm:
             return 1.0
@@ -204,7 +204,7 @@ class World:
             self.hosts[host] = Life(self, host)
 
     def lead_if_none(self, host: str) -> None:
-        """Start a coordinator at `host` once the one that is to die is dead, if nothing else does."""
+        """Start a coordinator at `host` once the doomed one is dead, if nothing else does."""
         if self.supervisor is not None:
             return
         leader = self.leader
@@ -269,7 +269,7 @@ class World:
         for name in self.setting.names:
             self.launch(name)
         if self.leader is not None:
-            self.leader.ask(PauseAsked(False))
+            self.leader.ask(PauseAsked(paused=False))
         if self.now_s - self._calm_since_s > LOST_AFTER_S and self._is_lost():
             self._end_lost()
             return
@@ -290,7 +290,7 @@ class World:
             return False
         if any(p.dead or p.flips_next or p.leaving or p.drains or p.stuck_at is not None for p in processes):
             return False
-        # One that only stands by is not compared, until it is called up.
+        # A spare that only stands by is not compared, until it is called up.
         if len({p.flipped for p in processes if p.name not in self.setting.spares}) > 1:
             return False
         frontier = leader.job.frontier
@@ -301,8 +301,8 @@ class World:
     def _relaunch_the_stuck(self) -> None:
         """A thread that hangs forever is restarted in the end, but only once the others go on without it.
 
-        Where they cannot, because it alone holds the job's state, every group is needed, or the code of those that
-        could go on raises in this step, a person must do it.
+        Where they cannot, because it alone holds the job's state, every group is needed, or the code of the groups
+        that could go on raises in this step, a person must do it.
         """
         stuck = [p for p in self.processes.values() if p.stuck_at is not None and not p.dead]
         if not stuck or self.supervisor is not None:
@@ -329,7 +329,7 @@ class World:
         return self.setting.one_differs and name == regular[-1]
 
     def _leave_early(self) -> None:
-        """One of several founders leaves as finished before the first quorum, and comes again."""
+        """A founder of several leaves as finished before the first quorum, and comes again."""
         if self.calm or self.truth.quorums:
             return
         leader = self.leader
@@ -366,7 +366,7 @@ class World:
 
     def _is_lost(self) -> bool:
         """Whether something was committed, and nothing is left of it."""
-        # No group takes a corrupt state. (One that counts as fresh ends the wait of the group that holds it.)
+        # No group takes a corrupt state. (A group that counts as fresh ends the wait of the group that holds it.)
         holders = [
             p
             for p in self.incarnations.values()
@@ -385,7 +385,7 @@ class World:
     def _stuck(self) -> None:
         target = self.target
         finished = target is not None and any(len(p.history) == target for p in self.incarnations.values())
-        if self._is_lost() and not finished:  # what a group has finished is not lost
+        if self._is_lost() and not finished:  # a finished state is not lost
             self._end_lost()
             return
         raise Violation("no group waits forever", self.standing())
@@ -405,7 +405,7 @@ class World:
         if saved is not None and saved.finished is not None and saved.finished < target:
             self._check_early(saved.finished)
             target = saved.finished
-        # One that stood still before the calm may be evicted for it while its farewell, the last, is on its way.
+        # A group that stood still before the calm may be evicted for it while its farewell, the last, is on its way.
         unheard = saved is not None and saved.finished is None and self.evicted_in_calm
         ended = saved is not None and (saved.finished == target or unheard)
         if not ended or len(self.truth.line) != target:
@@ -418,14 +418,14 @@ class World:
         if not finishers:
             raise Violation("all end well", f"no group holds state {target}: {self.standing()}")
         for process in self.processes.values():
-            # One that was away when the others finished comes too late, and receives that.
+            # A group that was away when the others finished comes too late, and receives that.
             late = process.replica.finished == target
             if late and not process.replica.history:
                 continue  # it has never taken part
             own = late or len(process.history) == self.end_of(process.name)
             self.truth.check_state(process, len(process.history) if own else target)
         if self.truth.went_back and not self.truth.same_bits:
-            # Who finished before the job went back holds what was the job's then: `check_state` has compared that.
+            # Who finished before the job went back holds the job's state of then: `check_state` has compared that.
             finishers = [p for p in finishers if p.history == self.truth.line]
         if not finishers:
             raise Violation("all end well", f"no group holds the last line: {self.standing()}")
@@ -438,5 +438,5 @@ class World:
         enough = len(regular) >= max(1, self.setting.min_replicas)
         if enough or end not in {self.end_of(name) for name in self.setting.names}:
             raise Violation(
-                "a job goes on while enough groups do", f"ends at {end}, {longer} have longer loops"
+                "a job continues while enough groups do", f"ends at {end}, {longer} have longer loops"
             )

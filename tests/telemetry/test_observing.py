@@ -1,4 +1,4 @@
-"""What a group tells of its steps: its events follow the schema."""
+"""A group's reports of its steps: its events follow the schema."""
 
 import json
 from pathlib import Path

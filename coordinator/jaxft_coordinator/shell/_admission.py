@@ -13,7 +13,7 @@ from jaxft_protocol.coordinator.job import Job, SessionId
 from jaxft_protocol.host.admission import crowded_out
 from jaxft_protocol.messages import Hello
 from jaxft_protocol.proto import coordinator_pb2 as pb
-from jaxft_protocol.seals import Said, Seal
+from jaxft_protocol.seals import Body, Seal
 
 from jaxft_coordinator.shell import limits
 from jaxft_coordinator.shell.limits import MAX_UNAUTHENTICATED
@@ -32,7 +32,7 @@ class Admission:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def challenge(self, session: SessionId, peer: str) -> tuple[Said, SessionId | None]:
+    def challenge(self, session: SessionId, peer: str) -> tuple[Body, SessionId | None]:
         """Register a new stream; return its challenge, and the stream that it evicts, if any."""
         evicted = None
         if len(self._waiting) >= MAX_UNAUTHENTICATED:
@@ -41,7 +41,7 @@ class Admission:
             del self._waiting[evicted]
         nonce = credentials.new_nonce()
         self._waiting[session] = (peer.rpartition(":")[0], nonce)
-        return Said(pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))), evicted
+        return Body(pb.CoordinatorMessage(challenge=pb.Challenge(nonce=nonce))), evicted
 
     def leave(self, session: SessionId) -> None:
         """Forget a stream, which was admitted or has ended."""

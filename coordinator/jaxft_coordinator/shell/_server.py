@@ -42,7 +42,7 @@ from jaxft_protocol.messages import (
 )
 from jaxft_protocol.proto import coordinator_pb2 as pb
 from jaxft_protocol.proto import coordinator_pb2_grpc as pb_grpc
-from jaxft_protocol.seals import Broken, Said
+from jaxft_protocol.seals import Body, Broken
 
 from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell._admission import Admission, names_problem, no_room
@@ -329,7 +329,7 @@ class Server(pb_grpc.CoordinatorServicer):
 
     def do(self, effects: Sequence[Effect]) -> None:
         # A message to a thousand groups is encoded once: a thousand copies of a quorum would take seconds.
-        made: dict[tuple[int, int], Said] = {}
+        made: dict[tuple[int, int], Body] = {}
         for effect in effects:
             match effect:
                 case Send(session_id, message):

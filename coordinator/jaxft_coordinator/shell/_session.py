@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from jaxft_protocol import wire
 from jaxft_protocol.coordinator.job import SessionId
 from jaxft_protocol.messages import Alive, CoordinatorMessage, GroupName, NewQuorum
-from jaxft_protocol.seals import Said, Seal
+from jaxft_protocol.seals import Body, Seal
 
 from jaxft_coordinator.shell._connections import Peer
 
@@ -49,8 +49,8 @@ class Outbox(Generic[T]):
         return self._items.popleft()
 
 
-def said(message: CoordinatorMessage, base: NewQuorum | None = None) -> Said:
-    return Said(wire.coordinator_to_proto(message, base))
+def said(message: CoordinatorMessage, base: NewQuorum | None = None) -> Body:
+    return Body(wire.coordinator_to_proto(message, base))
 
 
 ALIVE = said(Alive())
@@ -66,10 +66,10 @@ class GroupSession:
     seals: tuple[Seal, Seal] | None = None
     # The last quorum on this stream: the next one is sent as the difference from it.
     carried: NewQuorum | None = None
-    outbox: Outbox[Said | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
+    outbox: Outbox[Body | None] = field(default_factory=lambda: Outbox(MAX_OUTBOX_MESSAGES))
     closed: bool = False
 
-    def put(self, message: Said | None) -> None:
+    def put(self, message: Body | None) -> None:
         """Queue `message`; None ends the stream after the messages queued so far."""
         if self.closed:
             return
@@ -84,7 +84,7 @@ class GroupSession:
                 self.outbox.get_nowait()
             self.outbox.put_nowait(None)
 
-    def encoded(self, message: Said) -> bytes:
+    def encoded(self, message: Body) -> bytes:
         """The bytes to send for a message. Call it in the order of sending."""
         return message.data if self.seals is None else self.seals[0].close(message)
 

@@ -1,6 +1,6 @@
 """Assign shards to members: pure arithmetic, in a separate module so that it can be verified separately.
 
-A member's *weight* says how fast it computes a shard, relative to the others: the number of its devices. There are
+A member's *weight* is its speed in computing a shard, relative to the others: the number of its devices. There are
 two rules. At a step boundary every member gets one contiguous range of shards, as long as its weight allows if all
 are to end together; with equal weights, the lengths differ by at most one. Whole subtrees of the summation tree
 then tend to be with one member, which sends fewer partial sums. When a step is retried, living members keep their
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 Shards = tuple[int, ...]
 MAX_WEIGHT = 65536
-# From so many members on, they exchange in rows and columns (`jaxft/_exchange/_grid.py`). Measured: below, the
+# From this many members on, they exchange in rows and columns (`jaxft/_exchange/_grid.py`). Measured: below, the
 # additional rounds cost more than the connections that they save (docs/performance.md). All members, and the
 # coordinator, must have the same number.
 LEAST_MEMBERS = 48
@@ -36,7 +36,8 @@ def at_boundary(total_shards: int, weights: Mapping[str, int]) -> dict[str, Shar
 def after_loss(
     total_shards: int, weights: Mapping[str, int], held: Mapping[str, Shards]
 ) -> dict[str, Shards]:
-    """Keep the shards that the members hold, and give the missing ones, in runs, to those that compute them first.
+    """Keep the shards that the members hold, and give the missing ones, in runs, to the members that compute them
+    first.
 
     `held` may name members that are gone; their shards are missing. Ties go to the earlier member.
     """
@@ -61,7 +62,7 @@ def _lengths(total_shards: int, weights: Sequence[int]) -> list[int]:
 
 
 def _longer(before: Sequence[int], weights: Sequence[int], more: int) -> list[int]:
-    """The lengths once each of so many more shards has gone to the member that computes it first."""
+    """The lengths once each of `more` shards has gone to the member that computes it first."""
     lengths = list(before)
     ends = [
         (_ends(length, weight), place)
@@ -76,7 +77,7 @@ def _longer(before: Sequence[int], weights: Sequence[int], more: int) -> list[in
 
 
 def _ends(length: int, weight: int) -> float:
-    """When a member with so many shards has computed one more.
+    """When a member with `length` shards has computed one more.
 
     Exact enough to compare: up to 65536 shards and weights, different quotients are different floats.
     """

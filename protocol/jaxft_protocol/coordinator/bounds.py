@@ -1,9 +1,9 @@
 """Limits on a job's durable record: its size and its numbers.
 
-A record that a store refuses would stop its job permanently, and one that cannot be encoded would stop the process.
-So both are checked here, before a record becomes an effect:
+A record that a store refuses would stop its job permanently, and a record that cannot be encoded would stop the
+process. So both are checked here, before a record becomes an effect:
 
-* `join_problem` refuses a group whose entry could make the record too long, and says why;
+* `join_problem` refuses a group whose entry could make the record too long, with the reason;
 * `forget` keeps the entries of groups that are gone within a budget;
 * `problem` is the last check: a turn whose record it refuses does not happen (`machine.step` raises).
 
@@ -86,7 +86,7 @@ def join_problem(job: Job, name: GroupName, message: Join) -> str:
     )
 
 
-# ---- what is kept about groups that are gone ----
+# ---- entries of groups that are gone ----
 
 
 def forget(job: Job) -> Job:
@@ -116,7 +116,7 @@ def forget(job: Job) -> Job:
 
 
 def _by_age(job: Job, holders: AbstractSet[Holder]) -> list[Holder]:
-    """In the order in which they may be forgotten: first those that another process has replaced."""
+    """In the order in which they may be forgotten: first the groups that another process has replaced."""
     return sorted(holders, key=lambda holder: (not _is_replaced(job, holder), holder))
 
 

@@ -1,9 +1,9 @@
 """Which groups donate to a joiner, and which stripe of the state each keeps for it.
 
-A donor has to copy what it keeps once it trains on. So at most `MAX_DONORS` donors are asked, and each of them for a
-stripe. If such a heal fails, or its donors differ, or a single one of them tells its digest, the next one asks all
-donors for the whole state: then it succeeds as long as one donor serves, and a majority says which state is right. If
-that fails, it may be because no donor has room for the whole, so the one after it is of stripes again.
+A donor has to copy the state that it keeps once it trains on. So at most `MAX_DONORS` donors are asked, each for a
+stripe. If such a heal fails, or its donors differ, or a single donor sends its digest, the next heal asks all donors
+for the whole state: then it succeeds as long as one donor serves, and a majority decides which state is right. If
+that fails, it may be because no donor has room for the whole state, so the next heal is of stripes again.
 """
 
 from jaxft_protocol.coordinator.draft import Draft
@@ -24,7 +24,7 @@ def candidates(draft: Draft) -> list[Group]:
 
 
 def chosen(draft: Draft, joiner: Group, able: list[Group]) -> list[tuple[Group, Stripe]]:
-    """Choose donors for a heal among those that are able to donate, in their order, each with its stripe.
+    """Choose donors for a heal among the groups that are able to donate, in their order, each with its stripe.
 
     Donors that are about to leave, or are away, are the last choice; then those with the most heals to serve. Heals
     that begin at the same time begin at different donors.

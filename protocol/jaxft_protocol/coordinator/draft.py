@@ -37,7 +37,7 @@ class Draft:
         self.job = changed(self.job, **changes)
 
     def put(self, group: Group, **changes: Any) -> Group:
-        """Store `group` with `changes` and return what was stored."""
+        """Store `group` with `changes` and return the stored group."""
         stored = changed(group, **changes)
         self.update(groups={**self.job.groups, stored.name: stored})
         return stored
@@ -59,7 +59,7 @@ class Draft:
             sessions={session: name for session, name in job.sessions.items() if session != group.session},
         )
         # Pins end with the session: if this donor comes back, it will not send the digest that it was asked for.
-        for joiner in [one for one in self.job.groups.values() if one.pinned_step is not None]:
+        for joiner in [each for each in self.job.groups.values() if each.pinned_step is not None]:
             self.put(joiner, donors=tuple(holder for holder in joiner.donors if holder != group.holder))
 
     def expel(self, group: Group, reason: str, *, may_return: bool, aside: bool = False) -> None:
@@ -149,7 +149,7 @@ class Draft:
         self.update(left=(*others, Change(name, reason)))
 
     def release_heal(self, group: Group) -> Group:
-        """Let the donors of `group` release what they keep for it."""
+        """Let the donors of `group` release their pins for it."""
         if group.heal_id is None:
             return group
         for name, incarnation in group.donors:

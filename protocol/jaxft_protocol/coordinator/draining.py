@@ -1,4 +1,4 @@
-"""Drains and pauses: what is asked of a group or a job takes effect at a step boundary, so that no step is retried.
+"""Drains and pauses of groups and jobs take effect at a step boundary, so that no step is retried.
 
 A drain is asked for by the group, whose process got SIGTERM, or by an operator. The group takes part in the step that
 is under way. The commit of that step leaves it out of the next quorum: a spare takes its place, or the others divide
@@ -16,7 +16,7 @@ from jaxft_protocol.coordinator.job import Close, Group, GroupPhase
 from jaxft_protocol.messages import Drained, GroupName, Paused
 from jaxft_protocol.names import DRAINED
 
-# So many drains are remembered of groups that may come back; a newer process of a group is another one.
+# Remembered drains of groups that may come back; a newer process of a group counts as another.
 MAX_REMEMBERED = 100
 # It holds no state that another group could need from it.
 _GOES_AT_ONCE = (GroupPhase.PRESENT, GroupPhase.STALE, GroupPhase.HEALING)
@@ -63,7 +63,7 @@ def tell_before(draft: Draft, members: list[Group]) -> None:
 
 
 def tell_after(draft: Draft, members: list[Group]) -> None:
-    """After the commit was sent to `members`: tell those that are drained."""
+    """After the commit was sent to `members`: tell the drained members."""
     for member in members:
         if member.draining:
             draft.send(member, Drained())
@@ -72,7 +72,7 @@ def tell_after(draft: Draft, members: list[Group]) -> None:
 def pause(draft: Draft, *, paused: bool) -> None:
     if draft.job.paused == paused:
         return
-    # If the job has other reasons to wait, the next tick says them; without groups there is none to say them to.
+    # If the job has other reasons to wait, the next tick reports them; without groups no group receives them.
     draft.update(paused=paused, waiting=draft.job.waiting if paused else "")
     draft.log("pauses after the current step, as an operator asks" if paused else "is resumed by an operator")
 

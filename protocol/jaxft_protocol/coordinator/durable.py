@@ -132,7 +132,7 @@ def first_to_forget(jobs: Iterable[Job]) -> Job | None:
     """Return the job to forget first, if a coordinator has to forget one; None if all are in use.
 
     A job that never committed anything goes before a finished one, and a finished one before an abandoned one; among
-    equals, the one that has been idle longest.
+    equals, the job that has been idle longest.
     """
     idle = [job for job in jobs if not job.groups and (job.idle_since is not None or job.empty)]
     return min(
@@ -147,7 +147,7 @@ def _holds_nothing(job: Job) -> bool:
 
 
 def fold(known: Mapping[str, Saved], record: Record) -> dict[str, Saved]:
-    """Return what is known after one more record.
+    """Return the known jobs after one more record.
 
     Raises:
         ValueError: a record moves the frontier of a job that has none.

@@ -115,7 +115,7 @@ def foreign_state(job: Job, group: Group) -> str:
 
 
 def is_undone(job: Job, step: Step, history: HistoryId) -> bool:
-    """Return whether a state is the first one of a founding that was undone before any commit: it counts as fresh."""
+    """Return whether a state is the first of a founding that was undone before any commit: it counts as fresh."""
     return step == 0 and job.frontier is not None and history not in (0, job.history)
 
 
@@ -165,8 +165,8 @@ def give_way(draft: Draft) -> None:
 def reunites(draft: Draft) -> bool:
     """Return whether a coordinator that has just restarted still waits for earlier members.
 
-    They have computed their shards already, and without this wait one of them might continue alone. A member that has
-    not reconnected has `heartbeat_timeout_s`; one that has, but is still busy, has `join_timeout_s`.
+    They have computed their shards already, and without this wait a single member might continue alone. A member that
+    has not reconnected has `heartbeat_timeout_s`; a busy one `join_timeout_s`.
     """
     job = draft.job
     if job.restored_s is None or job.frontier is None:
@@ -239,7 +239,7 @@ def _resume(draft: Draft, frontier: Frontier) -> None:
 
 
 def _one_compiles(draft: Draft, joined: Sequence[Group]) -> bool:
-    """Return whether these groups wait for one that still compiles, which may bring a state."""
+    """Return whether these groups wait for a group that still compiles, which may bring a state."""
     waited_s = draft.now_s - min(group.joined_s for group in joined)
     return waited_s < draft.job.options.join_timeout_s and bool(draft.select(compiles))
 

@@ -14,7 +14,7 @@ def halt(draft: Draft, kind: HaltKind, reason: str) -> None:
     frontier = draft.job.frontier
     held = frozenset[Holder]() if frontier is None else frontier.holders
     halted = Halt(kind, reason, held | {group.holder for group in draft.job.groups.values()})
-    for group in draft.select(lambda group: True):
+    for group in draft.select(lambda _: True):
         _stop(draft, group, kind, reason)
     draft.update(quorum=None, ballot=Ballot(), halted=halted)
 
@@ -60,7 +60,7 @@ def no_majority(draft: Draft, candidates: list[Group]) -> None:
     halt(
         draft,
         HaltKind.DIVERGED,
-        f"the groups of job {draft.job.name!r} bring different states {step}, and no majority says which is right "
+        f"the groups of job {draft.job.name!r} bring different states {step}, and no majority shows which is right "
         f"({digests.listed(given)}). Start only the groups whose state you trust; the others heal from them later",
     )
 
@@ -74,6 +74,6 @@ def _stop(draft: Draft, group: Group, kind: HaltKind, reason: str) -> None:
 def _differ_text(draft: Draft) -> str:
     assert draft.job.frontier is not None
     return (
-        f"the groups of job {draft.job.name!r} hold different states {draft.job.frontier.step}, and no majority says "
-        "which is right"
+        f"the groups of job {draft.job.name!r} hold different states {draft.job.frontier.step}, and no majority "
+        "shows which is right"
     )

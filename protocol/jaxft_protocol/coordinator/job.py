@@ -91,7 +91,7 @@ class Group:
     digest: int | None = None
     heal_id: HealId | None = None
     donors: tuple[Holder, ...] = ()
-    asked: tuple[Holder, ...] = ()  # the donors of this heal, with those that could not tell a digest
+    asked: tuple[Holder, ...] = ()  # the donors of this heal, also donors that could not send a digest
     # While donors take the digest of the state for this group's heal: which state, and their digests so far. None
     # once the joiner has its list of donors.
     pinned_step: Step | None = None
@@ -112,7 +112,7 @@ class Group:
     moved_s: float = 0.0
     # How many members the last quorum that it had seen when it joined had; 0: it had seen none.
     members: int = 0
-    # It is to leave at the next boundary; once it is LEAVING, it has been told so, and its Leave is still to come.
+    # It is to leave at the next boundary; once it is LEAVING, it knows, and its Leave is still to come.
     draining: bool = False
     # Once it is LEAVING: for whom it stays, as it has heard.
     stays_for: str = ""
@@ -136,7 +136,7 @@ class Frontier:
     digest: int | None  # of a founding state
     holders: frozenset[Holder]
     fresh: bool = False  # founded on a state that was never committed
-    disputed: bool = False  # its holders differ, and no majority says which state is right
+    disputed: bool = False  # its holders differ, without a majority
 
     @property
     def founding(self) -> bool:
@@ -146,7 +146,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Why a job was halted, and the groups that took part then: one that was disconnected did not get Halted."""
+    """Why a job was halted, and the groups that took part then: a disconnected group did not get Halted."""
 
     kind: HaltKind
     reason: str
@@ -177,9 +177,9 @@ class Ballot:
     lost: int = 0
     failures: tuple[FailedVote, ...] = ()
     digests: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
-    # Of those that made an edit of the state before this step.
+    # Of the groups that edited the state before this step.
     edits: Mapping[GroupName, int] = field(default_factory=dict[GroupName, int])
-    nonfinite: str = ""  # which of the means is not finite, according to the first vote that says so
+    nonfinite: str = ""  # which of the means is not finite, according to the first vote that names one
     deadline_s: float | None = None
     # Until when further losses are collected.
     gather_until_s: float | None = None
@@ -192,7 +192,7 @@ class Ballot:
     last_voted_s: float = 0.0
     # When a member was last known to be away; and whether AllComputed was sent.
     away_s: float = 0.0
-    told: bool = False
+    announced: bool = False
 
 
 @dataclass(frozen=True)  # without slots: see `values.changed`
@@ -236,7 +236,7 @@ class Job:
     # The step at which a member last ended its loop.
     ended: Step | None = None
     last_tick_s: float | None = None
-    # Until when the coordinator was last suspended: silence before that says nothing about a group.
+    # Until when the coordinator was last suspended: silence before that is no sign of a death.
     suspended_s: float = 0.0
     # How long the last steps took, each from the start of its last attempt to its commit: see progress.py.
     recent_s: tuple[float, ...] = ()
@@ -275,7 +275,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Everything durable about a job. `members` are those of the current quorum."""
+    """Everything durable about a job. `members`: of the current quorum."""
 
     job: str
     last_quorum_id: QuorumId
@@ -348,7 +348,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The coordinator did nothing for so long: its process was stopped. What arrived meanwhile is still unread."""
+    """The coordinator did nothing for this long: its process was stopped. Its mail is still unread."""
 
     seconds: float
 

@@ -86,7 +86,7 @@ class Unwritable(IllegalEvent):
     """The record that this event requires cannot be encoded. The job is unchanged."""
 
 
-def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]:
+def step(job: Job, event: Event, now_s: float) -> tuple[Job, tuple[Effect, ...]]:  # noqa: C901 (a case for each event)
     """Return the job after `event` at time `now_s` (monotonic seconds), and what must be done.
 
     Raises:

@@ -30,11 +30,11 @@ ends the wait; or no member is ahead, and none waits. Second case: all living me
 get `AllComputed`, and from that moment each counts the time in which its exchange moves no byte
 (`jaxft/_exchange/_patience.py`). So each member gets the sum and votes, or votes that it failed, or hangs before its
 vote. In the last case other members hold the sum and wait, or have accused it while it is silent, and it is evicted.
-If several members of a large quorum are silent while others hold the sum, one of them may hold up its row. They have
-`join_timeout_s` more than patience and half again, in which the exchange's deadlines tell which one it is.
-Before that moment no exchange has a deadline, because a waiting member may be waiting for one that computes. A death
-is always noticed: the stream ends, or the heartbeats stop. When a quorum ends without a successor, its members also
-get `AllComputed` (`tell_over`), because there is no member to wait for.
+If several members of a large quorum are silent while others hold the sum, a single member may hold up its row. They
+have `join_timeout_s` more than patience and half again, in which the exchange's deadlines tell which one it is.
+Before that moment no exchange has a deadline, because a waiting member may be waiting for a member that computes. A
+death is always noticed: the stream ends, or the heartbeats stop. When a quorum ends without a successor, its members
+also get `AllComputed` (`tell_over`), because there is no member to wait for.
 
 A group that is evicted repeatedly, because its peers accused it or because it hung, is readmitted later each time, so
 that one bad link does not slow the job down much. While nothing is committed, the delay applies from the first
@@ -50,7 +50,7 @@ from jaxft_protocol.messages import AllComputed, GroupName, Heartbeat, NewQuorum
 from jaxft_protocol.values import changed
 
 STEPS_OF_PATIENCE = 8
-# The last round of an exchange in rows and columns has so many times the patience of the first.
+# Patience with the last round of an exchange in rows and columns, in patiences with the first.
 LATER_ROUNDS = 1.5
 # In units of the heartbeat timeout: a stall of this length is never a fault, however fast the steps are.
 LEAST_PATIENCE = 2
@@ -101,7 +101,7 @@ def slow_step_s(job: Job) -> float | None:
 def suspended(draft: Draft, seconds: float) -> None:
     """Note that the coordinator was suspended.
 
-    What the groups did meanwhile is only read now, so that time is not part of the attempt, nor of the time that
+    The groups' messages of that time are only read now, so that time is not part of the attempt, nor of the time that
     members wait for others, or the job for groups that may come back.
     """
     job, now_s = draft.job, draft.now_s
@@ -123,9 +123,9 @@ def suspended(draft: Draft, seconds: float) -> None:
 
 
 def stalled(draft: Draft, seconds: float) -> None:
-    """Note that there was no tick for so long, as while the store does not answer.
+    """Note that there was no tick for some seconds, as while the store does not answer.
 
-    Messages were read, so members are judged as ever. But what the job has decided meanwhile left only now: the next
+    Messages were read, so members are judged as ever. But the job's decisions of that time left only now: the next
     attempt begins now, and donors are asked now.
     """
     now_s, ballot = draft.now_s, draft.job.ballot
@@ -135,7 +135,7 @@ def stalled(draft: Draft, seconds: float) -> None:
 
 
 def without_tick_s(job: Job, now_s: float) -> float:
-    """Return for how long there was no tick, if that is so long that the job did not work as usual; or else 0."""
+    """Return for how long there was no tick, if the job did not work as usual in that time; or else 0."""
     if job.last_tick_s is None:
         return 0.0
     seconds = now_s - max(job.last_tick_s, job.suspended_s)
@@ -155,7 +155,7 @@ def measure(draft: Draft) -> None:
 
 
 def heard(draft: Draft, group: Group, message: Heartbeat) -> None:
-    """Note what a heartbeat says about a group's training thread."""
+    """Note a heartbeat's report on a group's training thread."""
     returned = group.away and not message.away
     if message.moves or returned:
         draft.put(group, away=message.away, moved_s=draft.now_s)
@@ -187,14 +187,14 @@ def _tell_if_all_have(draft: Draft, quorum: NewQuorum) -> None:
     A step that is shorter than a heartbeat is over before this.
     """
     ballot = draft.job.ballot
-    if ballot.told or _living(quorum, ballot) & ~(ballot.computed | ballot.ok | ballot.failed):
+    if ballot.announced or _living(quorum, ballot) & ~(ballot.computed | ballot.ok | ballot.failed):
         return
-    draft.update(ballot=changed(ballot, told=True))
-    told = AllComputed(
+    draft.update(ballot=changed(ballot, announced=True))
+    message = AllComputed(
         quorum.quorum_id, quorum.step if draft.job.frontier is None else draft.job.frontier.step
     )
     for group in _seated(draft, quorum, _living(quorum, ballot)):
-        draft.send(group, told)
+        draft.send(group, message)
 
 
 def tell_over(draft: Draft, quorum: NewQuorum) -> None:
@@ -203,10 +203,10 @@ def tell_over(draft: Draft, quorum: NewQuorum) -> None:
     Their training threads are then free for other directives.
     """
     assert draft.job.frontier is not None
-    told = AllComputed(quorum.quorum_id, draft.job.frontier.step)
+    message = AllComputed(quorum.quorum_id, draft.job.frontier.step)
     for group in _seated(draft, quorum, (1 << len(quorum.members)) - 1):
         if group.phase is GroupPhase.MEMBER:
-            draft.send(group, told)
+            draft.send(group, message)
 
 
 def late(draft: Draft) -> list[Late]:
@@ -225,7 +225,7 @@ def late(draft: Draft) -> list[Late]:
     # wait for. If several members are all behind, they are probably in a long step and do not hang.
     alone = living.bit_count() == 1
     for_joiner = patience if alone else max(patience, longest)
-    # One of several that lack the sum may hold up its row. The deadline of their exchange tells which.
+    # A single member of several without the sum may hold up its row. Their exchange's deadline shows which.
     in_row = len(job.quorum.members) >= LEAST_MEMBERS and (living & ~voted).bit_count() > 1
     for_sum = LATER_ROUNDS * patience + job.options.join_timeout_s if in_row else patience
     waits = (
@@ -282,7 +282,7 @@ def fresh_ballot(draft: Draft, retries: int = 0) -> Ballot:
 
 
 def _later(ballot: Ballot, by_s: float, now_s: float) -> Ballot:
-    """Return the ballot with its times moved by `by_s`; what has happened stays in the past."""
+    """Return the ballot with its times moved by `by_s`; past times stay in the past."""
     return changed(
         ballot,
         began_s=min(now_s, ballot.began_s + by_s),

@@ -19,8 +19,8 @@ The rule for counting (`settle`), where "living" members are those not lost sinc
 * the grace period is over -> members that have computed, are accused, and have not voted are evicted, and the step is
   retried.
 * the same members have already failed the same step once -> the most accused member is evicted (if two accuse each
-  other, the one whose name sorts last; one that accuses others, and is accused by none of them, has only closed its
-  connections). So a dead link between two healthy groups evicts one of them and does not stop the job.
+  other, the member whose name sorts last; a member that accuses others, none of whom accuse it, has only closed its
+  connections). So a dead link between two healthy groups evicts one group and does not stop the job.
 
 Only a tick ends the grace period, and only if the tick before it also found it over: if the coordinator itself was
 suspended, the votes that arrived meanwhile are counted first.
@@ -46,7 +46,7 @@ from jaxft_protocol.messages import (
 from jaxft_protocol.names import ANY_MESHES, MESHES, gone_text, listed, natural_key
 from jaxft_protocol.values import changed
 
-# How often the same members may retry the same step before one of them is evicted.
+# How often the same members may retry the same step before a member is evicted.
 RETRIES_WITH_SAME_MEMBERS = 1
 
 MAX_REASON_LENGTH = 300
@@ -83,7 +83,7 @@ def is_trial(job: Job) -> bool:
 
 
 def _end_trial(draft: Draft, quorum: NewQuorum) -> None:
-    """All members could do the step. It waits for enough groups, which may then keep what they have computed."""
+    """All members could do the step. It waits for enough groups, which may then keep their work."""
     draft.update(quorum=None, tried=True)
     progress.tell_over(draft, quorum)
 
@@ -302,7 +302,7 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
     staying = {group.name for group in members}
     following = ended = None
     goes_on = len(members) >= max(1, draft.job.min_replicas) and not draft.job.paused
-    # If a lost member is already back, the members are the same, but it must learn that it is one of them.
+    # If a lost member is already back, the members are the same, but it must learn that it is a member.
     if goes_on and (ballot.lost or _differs(draft, quorum, members)):
         following = _install(draft, members, again=False, announce=False)
     elif not goes_on:
@@ -316,11 +316,14 @@ def commit(draft: Draft, quorum: NewQuorum) -> None:
     draining.tell_after(draft, living)
     if ended is not None:
         progress.tell_over(draft, ended)
-    if following is None:
-        return
-    told = {group.name for group in living}
+    if following is not None:
+        _tell_newcomers(draft, following, living, members)
+
+
+def _tell_newcomers(draft: Draft, following: NewQuorum, living: list[Group], members: list[Group]) -> None:
+    informed = {group.name for group in living}
     for group in members:
-        if group.name not in told:
+        if group.name not in informed:
             draft.send(group, following)
 
 
@@ -359,7 +362,7 @@ def retry(draft: Draft, quorum: NewQuorum, silent: int, odd: tuple[GroupName, ..
 
 
 def put_out_odd(draft: Draft, holder: Holder, given: Mapping[GroupName, int]) -> None:
-    """Evict a group whose state is not the majority's, and distrust its state and that of joiners it fed."""
+    """Evict a group whose state is not the majority's, and distrust its state and the states of joiners it fed."""
     draft.distrust(*holder)
     group = draft.job.groups.get(holder[0])
     if group is not None and group.holder == holder:  # it may have left since it sent its digest
@@ -430,7 +433,7 @@ def _relieve(draft: Draft, quorum: NewQuorum) -> None:
         group = draft.release_heal(group)
         if group.holder in frontier.holders:
             # It holds the job's state, even if it joined with a fresh one: if all others die, the job can resume.
-            # The digest that it joined with is that of an older state.
+            # The digest that it joined with is an older state's.
             digest = group.digest if group.step == frontier.step else None
             draft.put(
                 group, phase=GroupPhase.READY, step=frontier.step, history=draft.job.history, digest=digest
@@ -508,8 +511,8 @@ def _most_accused(
 ) -> GroupName:
     """Return the member to evict when the same members keep failing; without any accusation, a failed voter.
 
-    A member closes its connections when it fails, and is accused by those who only see that. So one that accuses
-    others, none of whom accuse it, has passed a failure on: it is evicted only if there is no other.
+    A member closes its connections when it fails, and is accused by those who only see that. So a member that
+    accuses others, none of whom accuse it, has passed a failure on: it is evicted only if there is no other.
     """
     accuses = {failure.voter: failure.accused for failure in failures}
     blamed = [member.group for member in quorum.members if accused[member.group]]
@@ -571,7 +574,7 @@ def _quorum_text(draft: Draft, members: list[Group]) -> str:
 
 def _paused_text(job: Job) -> str:
     assert job.frontier is not None
-    return f"an operator has paused the job before step {job.frontier.step}; it goes on when it is resumed"
+    return f"an operator has paused the job before step {job.frontier.step}; resume the job to continue"
 
 
 def _reunion_text(draft: Draft) -> str:

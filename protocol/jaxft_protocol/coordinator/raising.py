@@ -27,22 +27,22 @@ MAX_KEPT = MAX_LISTED
 
 
 def raised(draft: Draft, group: Group, vote: Vote) -> None:
-    """Go on without `group`, or halt if it was the last one that could compute the step.
+    """Go on without `group`, or halt if no other group can compute the step.
 
     The vote may be for a quorum that has been replaced for the same step: the group is out of the step all the same.
     """
     job = draft.job
     if job.frontier is None or vote.step != job.frontier.step or not quorums.is_member(group):
         return
-    said = Raise(vote.shard, vote.reason[: quorums.MAX_REASON_LENGTH])
+    failure = Raise(vote.shard, vote.reason[: quorums.MAX_REASON_LENGTH])
     if group.name in job.raised or len(job.raised) < MAX_KEPT:
         others = {name: other for name, other in job.raised.items() if name != group.name}
-        draft.update(raised={**others, group.name: said}, tried=False)
+        draft.update(raised={**others, group.name: failure}, tried=False)
     if len(draft.job.raised) > 1 and not _may_compute(draft, group):
         halting.halt(draft, HaltKind.RAISED, _halt_text(draft, vote.step))
         return
     draft.expel(
-        group, f"its code raised {said.text} ({_where(said, vote.step)})", may_return=True, aside=True
+        group, f"its code raised {failure.text} ({_where(failure, vote.step)})", may_return=True, aside=True
     )
     quorums.lose(draft, group.name)
 
@@ -53,13 +53,13 @@ def _may_compute(draft: Draft, group: Group) -> bool:
     return any(other.phase in able for other in draft.job.groups.values() if other.name != group.name)
 
 
-def _where(said: Raise, step: Step) -> str:
-    return f"step {step}" if said.shard is None else f"step {step}, shard {said.shard}"
+def _where(failure: Raise, step: Step) -> str:
+    return f"step {step}" if failure.shard is None else f"step {step}, shard {failure.shard}"
 
 
 def _halt_text(draft: Draft, step: Step) -> str:
     known = draft.job.raised
-    shards = {said.shard for said in known.values()}
+    shards = {failure.shard for failure in known.values()}
     what = (
         f"shard {shards.pop()} of step {step}" if len(shards) == 1 and None not in shards else f"step {step}"
     )
@@ -67,8 +67,8 @@ def _halt_text(draft: Draft, step: Step) -> str:
 
 
 def _texts(known: Mapping[GroupName, Raise]) -> str:
-    """The same text is listed once, with the groups that said it."""
+    """The same text is listed once, with the groups that reported it."""
     by_text: dict[str, list[str]] = {}
-    for name, said in known.items():
-        by_text.setdefault(said.text, []).append(name)
+    for name, failure in known.items():
+        by_text.setdefault(failure.text, []).append(name)
     return listed([f"{', '.join(names)}: {text}" for text, names in by_text.items()], "; ")

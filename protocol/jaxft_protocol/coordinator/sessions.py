@@ -112,7 +112,7 @@ def _turn_away(draft: Draft, session: SessionId, message: Hello, known: Group) -
         f"another process takes part as {known.name!r}, at {known.address}. Each group of a job needs a unique name: "
         "another launch may run this job, or an older process of this group may still run"
     )
-    if message.stream <= 1:  # it says it again each time
+    if message.stream <= 1:  # not again for each stream
         draft.log(f"turns a process away: {text}")
     draft.effects += [Send(session, Evicted(text, may_return=True)), Close(session)]
 
@@ -148,6 +148,11 @@ def join(draft: Draft, group: Group, message: Join) -> None:
         message = replace(message, history=HistoryId(0))
     if founding.is_newer(job, message):
         founding.go_back_for_newer(draft, group, message)
+    _take_in(draft, group, message)
+
+
+def _take_in(draft: Draft, group: Group, message: Join) -> None:
+    job = draft.job
     draft.update(
         settings=job.settings if job.settings is not None else dict(message.settings),
         total_shards=job.total_shards if job.settings is not None else message.total_shards,
@@ -185,7 +190,7 @@ def ready(draft: Draft, group: Group, message: Ready) -> None:
         group,
         phase=phase,
         step=message.step,
-        digest=None,  # the known one is that of a state which it no longer holds
+        digest=None,  # the known digest is of a state which it no longer holds
         history=draft.job.history,
         ready_s=draft.now_s,
         heals_failed=0,
@@ -279,7 +284,7 @@ def refuse(draft: Draft, group: Group, reason: str, differences: tuple[Differenc
 
 def pinned(draft: Draft, donor: Group, message: Pinned) -> None:
     """Note the digest of the state that a donor keeps for a heal."""
-    joiner = next((one for one in draft.job.groups.values() if one.heal_id == message.heal_id), None)
+    joiner = next((each for each in draft.job.groups.values() if each.heal_id == message.heal_id), None)
     if joiner is None or joiner.pinned_step is None or donor.holder not in joiner.donors:
         return  # of a heal that has been abandoned, or has started
     if message.digest is None:
@@ -346,13 +351,13 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
     if not asked:
         _give_up_heal(draft, joiner)
         return
-    told = [donor for donor in asked if donor.holder in joiner.pinned]
+    answered = [donor for donor in asked if donor.holder in joiner.pinned]
     options = draft.job.options
-    few = 0 < 2 * len(told) <= len(asked)
+    few = 0 < 2 * len(answered) <= len(asked)
     most_s = max(options.heartbeat_timeout_s, options.join_timeout_s if few else 0.0)
-    if len(told) < len(asked) and draft.now_s - joiner.pinned_s <= most_s:
+    if len(answered) < len(asked) and draft.now_s - joiner.pinned_s <= most_s:
         return
-    given = {donor.name: joiner.pinned[donor.holder] for donor in told}
+    given = {donor.name: joiner.pinned[donor.holder] for donor in answered}
     if why := _why_not_enough(draft, joiner, given):
         draft.log(f"{joiner.name} does not heal: {why}; asks all donors")
         _give_up_heal(draft, joiner)
@@ -361,10 +366,10 @@ def _tell_donors(draft: Draft, joiner: Group) -> None:
     if odd is None:
         halting.diverge(draft, digests.listed(given))
         return
-    for donor in told:
+    for donor in answered:
         if donor.name in odd:
             quorums.put_out_odd(draft, donor.holder, given)
-    _tell_heal(draft, joiner, [donor for donor in told if donor.name not in odd] or asked)
+    _tell_heal(draft, joiner, [donor for donor in answered if donor.name not in odd] or asked)
     quorums.lose(draft, *odd)
 
 
@@ -375,7 +380,7 @@ def _why_not_enough(draft: Draft, joiner: Group, given: Mapping[GroupName, int])
     if len(set(given.values())) > 1:
         return digests.listed(given)
     if len(given) == 1 and len(donors.candidates(draft)) > 1:
-        return f"only {next(iter(given))} of {len(joiner.asked)} donors has told the digest"
+        return f"only {next(iter(given))} of {len(joiner.asked)} donors has sent the digest"
     return ""
 
 
@@ -438,7 +443,7 @@ def _begin_following(draft: Draft, group: Group, step: Step, followed: list[Grou
     for donor in followed:
         draft.send(donor, Pin(heal_id, step, log_only=True))
     draft.put(group, heal_id=heal_id, donors=tuple(donor.holder for donor in followed))
-    draft.send(group, Heal(heal_id, step, _as_members(followed), True, draft.job.history))
+    draft.send(group, Heal(heal_id, step, _as_members(followed), log_only=True, history=draft.job.history))
 
 
 def _new_heal_id(draft: Draft) -> HealId:
@@ -452,7 +457,7 @@ def _as_members(groups: list[Group]) -> tuple[Member, ...]:
 
 
 def _held_now(draft: Draft, group: Group, message: HealFailed) -> dict[str, object]:
-    """Return what a group holds after a heal that failed half-way: maybe a newer, committed state."""
+    """Return the step and history after a heal that failed half-way: maybe of a newer, committed state."""
     history = message.history if message.history == draft.job.history else HistoryId(0)
     if (message.step, history) == (group.step, group.history) or group.holder in draft.job.distrusted:
         return {}

@@ -1,10 +1,10 @@
 """The settings of a job: all its groups have the same.
 
-They are those of the first group to join, unless one comes with a committed state, and those that are there have only
-fresh ones, or older ones of the same history. As after a restart of a coordinator that has forgotten the job: a group
-with a changed program, started over and over by a supervisor, may be quicker than the groups that train. These would
-be refused, and the job's state would be lost. For the same reason a group that trains does not give way to one that
-has only restored a checkpoint.
+The first group to join brings them, unless a group comes with a committed state, and the present groups have only
+fresh states, or older states of the same history. As after a restart of a coordinator that has forgotten the job: a
+group with a changed program, started over and over by a supervisor, may be quicker than the groups that train. These
+would be refused, and the job's state would be lost. For the same reason a group that trains does not give way to a
+group that has only restored a checkpoint.
 """
 
 from jaxft_protocol.coordinator import founding
@@ -15,7 +15,7 @@ from jaxft_protocol.names import one_line, shards_text
 
 
 def differences(job: Job, message: Join) -> tuple[Difference, ...]:
-    """Return what a group would have otherwise than the job."""
+    """Return the settings in which a group differs from the job."""
     if job.settings is None:
         return ()
     ours = {**job.settings, **_said_of(job.min_replicas, job.total_shards)}
@@ -39,9 +39,9 @@ def overrules(draft: Draft, message: Join) -> bool:
 
 
 def _gives_way(group: Group, message: Join) -> bool:
-    """Return whether a group has an older state of the history of one that comes.
+    """Return whether a group has an older state of a comer's history.
 
-    One that trains may not have heard yet of the commit after which another has saved a checkpoint.
+    A group that trains may not have heard yet of the commit after which another has saved a checkpoint.
     """
     if group.members and not message.members:
         return False  # it trains, and the other has only restored
@@ -52,7 +52,7 @@ def give_way(draft: Draft, differing: tuple[Difference, ...]) -> None:
     """Refuse the groups that have joined, because one with other settings brings a committed or newer state."""
     if draft.job.frontier is not None:
         founding.give_way(draft)
-    swapped = tuple(Difference(one.name, one.group, one.job) for one in differing)
+    swapped = tuple(Difference(each.name, each.group, each.job) for each in differing)
     for group in draft.select(founding.has_joined):
         reason = (
             f"{reason_of(draft.job, group, swapped)}, as another group has it, which brings a newer state"
@@ -62,7 +62,7 @@ def give_way(draft: Draft, differing: tuple[Difference, ...]) -> None:
 
 
 def reason_of(job: Job, group: Group, differing: tuple[Difference, ...]) -> str:
-    """Say in what a group differs from the job."""
+    """Name the settings in which a group differs from the job."""
     names = one_line(", ".join(difference.name for difference in differing))
     return f"group {group.name!r} differs from job {job.name!r} in: {names}"
 

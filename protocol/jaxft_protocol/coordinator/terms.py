@@ -1,10 +1,10 @@
-"""Terms: which coordinator is current, and what a coordinator does when a group has met a higher term.
+"""Terms: which coordinator is current, and the answer of a coordinator to a group that has met a higher term.
 
 A group ignores coordinators with a lower term than the highest it has met, and sends that term in its Hello.
 
 *With a store*, the store counts the terms. A coordinator that learns of a higher term has been replaced without
 noticing. It answers with its own term, so the group closes the stream and finds the other coordinator. Only a store
-that was emptied or restored under a clock that is behind has no such other one; the log says what to do then.
+that was emptied or restored under a clock that is behind has no such other one; the log has the advice then.
 
 *Without a store*, a term is taken from the clock, which may be behind the previous coordinator's. So terms are
 learned, separately for each job: the first group in this life of the coordinator raises the job's term above the
@@ -44,7 +44,7 @@ def turns_away(draft: Draft, session: SessionId, message: Hello) -> bool:
 
 
 def _is_outdone(draft: Draft) -> bool:
-    """Return whether groups of a higher term have kept coming for so long that no other coordinator leads them."""
+    """Return whether groups of a higher term have come long enough to prove that no other coordinator leads them."""
     since_s = _outdone_since_s(draft)
     return draft.now_s - since_s >= draft.job.options.heartbeat_timeout_s
 

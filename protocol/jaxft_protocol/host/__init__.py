@@ -1,1 +1,1 @@
-"""What the shells need of the machine: ports, certificates, standard streams, lines of text."""
+"""The machine's part of the shells: ports, certificates, standard streams, lines of text."""

@@ -1,4 +1,4 @@
-"""What the command lines of the library and the coordinator have in common."""
+"""Shared by the command lines of the library and the coordinator."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ def open_closed_streams() -> None:
 
 @contextlib.contextmanager
 def quiet_without_reader() -> Generator[None, None, None]:
-    """Exit without a traceback if the standard output is a pipe whose reader has gone: what is left is dropped."""
+    """Exit without a traceback if the standard output is a pipe whose reader has gone: the rest is dropped."""
     try:
         yield
     except BrokenPipeError:

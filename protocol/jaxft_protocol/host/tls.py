@@ -38,10 +38,10 @@ class Pem:
 def read_pem(*, ca: Path | None, cert: Path | None, key: Path | None) -> Pem:
     """Read certificates in PEM, and check that the private key belongs to its certificate.
 
-    One that is not valid now is used all the same, because the clock may be wrong, and the log says so.
+    A certificate that is not valid now is used all the same, with a warning, because the clock may be wrong.
 
     Raises:
-        CredentialsError: a file cannot be read or is not valid, or only one of cert and key is given.
+        CredentialsError: a file cannot be read or is not valid, or cert or key is given alone.
     """
     if (cert is None) != (key is None):
         given, missing = ("certificate", "private key") if key is None else ("private key", "certificate")
@@ -84,10 +84,10 @@ def _read(path: Path | None, what: str) -> bytes | None:
 
 
 def _read_authorities(path: Path | None) -> bytes | None:
-    """Return the authorities in a file, those that are valid for longest first.
+    """Return the authorities in a file, the authority that is valid for longest first.
 
-    Of several with one name, such as one that was renewed with its key and its former certificate, gRPC takes the
-    first, and refuses all that it has signed if that has expired.
+    Of several with one name, such as an authority that was renewed with its key and its former certificate, gRPC
+    takes the first, and refuses all that it has signed if that has expired.
     """
     content = _read(path, "the TLS certificate authority")
     if content is None:

@@ -1,4 +1,4 @@
-"""The protocol of the ranks of one group: `leader` is rank 0's side, `follower` that of every other rank.
+"""The protocol of the ranks of one group: `leader` is rank 0's side, `follower` every other rank's.
 
 Theory of operation
 ===================
@@ -7,7 +7,7 @@ Every rank runs the same program. Two ranks that run different parts of it hang 
 wrong numbers without an error. So whatever one rank alone can know comes from rank 0, as *orders*, which the training
 thread of every other rank takes one by one, in the order in which rank 0's training thread has given them:
 
-* `Directed`: what comes next (compute and exchange, apply, heal, ...), as rank 0's replica core says.
+* `Directed`: what comes next (compute and exchange, apply, heal, ...), by rank 0's replica core.
 * `Decided`: a decision within that, such as whether to compute one more shard.
 * `Judged`: how an operation went in all ranks.
 
@@ -17,9 +17,9 @@ stops the others, by rank 0, so that no rank waits for what cannot come any more
 
 What holds:
 
-1. A rank takes exactly the orders of rank 0, in their order. One that is at another point raises `CameApart`.
+1. A rank takes exactly the orders of rank 0, in their order. A rank at another point raises `CameApart`.
 2. Rank 0 gives a verdict only when each rank has reported how this very operation went.
-3. `StopWork` names its operation: it stops no other one, and one that has not begun yet stops as it begins.
+3. `StopWork` names its operation: it stops no other operation, and one not begun yet stops as it begins.
 4. Another rank's failure is a failure of the group, and rank 0's being directed elsewhere is none: then the verdict
-   says `stopped`, and no group is accused.
+   has `stopped`, and no group is accused.
 """

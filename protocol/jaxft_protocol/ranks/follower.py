@@ -56,7 +56,7 @@ Event: TypeAlias = Begins | Done | Leaves | Heard
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """This rank stops its part of the current operation: rank 0 says so."""
+    """This rank stops its part of the current operation, on rank 0's order."""
 
 
 @dataclass(frozen=True, slots=True)

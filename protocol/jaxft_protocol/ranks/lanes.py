@@ -17,7 +17,7 @@ class Span:
 
 
 def span_of(rank: int, ranks: int, lanes: int) -> Span:
-    """The lanes of one of several ranks that have as many each."""
+    """The lanes of a rank, of several with equally many each."""
     return Span(rank * lanes // ranks, (rank + 1) * lanes // ranks)
 
 

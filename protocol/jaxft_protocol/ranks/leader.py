@@ -12,7 +12,7 @@ class Rank:
     """What rank 0 knows of another rank."""
 
     outcomes: tuple[Outcome, ...] = ()  # that no verdict has used yet, the oldest first
-    progress: int = 0  # as it tells with each beat
+    progress: int = 0  # as each beat reports
     moved_s: float = 0.0  # when that grew
     ended: str | None = None  # with which error; "" in an orderly way
 
@@ -81,7 +81,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A rank tells how far it has come."""
+    """A rank reports its progress."""
 
     rank: int
     progress: int
@@ -114,7 +114,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Conclude:
-    """The training thread goes on with this verdict."""
+    """The training thread continues with this verdict."""
 
     verdict: Verdict
 
@@ -152,14 +152,14 @@ Effect: TypeAlias = Interrupt | Tell | Conclude | GiveUp | Lose | GetsOn | Menti
 _Next: TypeAlias = tuple[Leader, tuple[Effect, ...]]
 
 
-def step(leader: Leader, event: Event, now_s: float) -> _Next:
+def step(leader: Leader, event: Event, now_s: float) -> _Next:  # noqa: C901 (a case for each event)
     """Return the leader after `event` at `now_s` (monotonic seconds), and what must be done.
 
     `Conclude`, `Tell` and what ends a wait come only of `Done` and `Looks`: events of the training thread. So orders
     have one sender.
 
     Raises:
-        CameApart: a rank reports another operation than the one that rank 0 is in.
+        CameApart: a rank reports another operation than rank 0's.
     """
     match event:
         case Begins(what, redirected):
@@ -167,7 +167,7 @@ def step(leader: Leader, event: Event, now_s: float) -> _Next:
             begun = changed(leader, operations=number, what=f"{what}#{number}", own=None, stops=False)
             return _interrupted(changed(begun, redirected=redirected, interrupted=False, awaits=False))
         case Redirected():
-            # Another rank's failure came first: that is what has ended the operation.
+            # Another rank's failure came first, and has ended the operation.
             return changed(leader, redirected=not leader.interrupted), ()
         case Done(verdict):
             done = changed(leader, own=verdict, done_s=now_s, mention_s=SLOW_WAIT_S)
@@ -216,7 +216,7 @@ def _looked(leader: Leader, now_s: float) -> _Next:
         return leader, ()
     effects: list[Effect] = []
     if not leader.stops and (own.failure or leader.redirected or leader.interrupted):
-        # Rank 0 has failed, is needed elsewhere, or passes on that one of the others has failed.
+        # Rank 0 has failed, is needed elsewhere, or passes on that another rank has failed.
         leader = changed(leader, stops=True)
         effects.append(Tell(StopWork(leader.what)))
     missing = [number for number, rank in enumerate(leader.ranks, 1) if not rank.outcomes]

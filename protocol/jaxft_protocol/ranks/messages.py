@@ -1,4 +1,4 @@
-"""What the ranks of a group tell each other about their program."""
+"""Messages between the ranks of a group about their program."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -24,7 +24,7 @@ class Verdict:
 
     failure: str = ""  # why it failed; "" if it succeeded
     accused: tuple[str, ...] = ()  # groups that are to blame
-    note: str = ""  # what a rank has noted about the result
+    note: str = ""  # a rank's note about the result
     stopped: bool = False  # the group was directed to do something else
 
     @property

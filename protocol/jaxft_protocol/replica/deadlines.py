@@ -32,8 +32,8 @@ def tick(draft: Draft, event: Tick) -> None:
 
 def stranded(replica: Replica) -> bool:
     """Whether a group without the job's state waits for another group that holds it, and none is connected."""
-    # A state of the frontier's step counts as the frontier only if the coordinator can tell that it is: otherwise it
-    # says that it waits for a group that holds the frontier.
+    # A state of the frontier's step counts as the frontier only if the coordinator can tell that it is: otherwise its
+    # `Waiting` names the lack of a group that holds the frontier.
     behind = replica.frontier_step is not None and (
         replica.step != replica.frontier_step or replica.waiting != ""
     )

@@ -3,8 +3,8 @@
 There are three answers:
 
 * *legal*: the event is handled;
-* *late*: the event was overtaken by another one, as expected. It is dropped for the reason in the table, except for
-  what it says about the state that the training thread holds (`machine.step`);
+* *late*: the event was overtaken by another one, as expected. It is dropped for the reason in the table, but
+  its news about the state that the training thread holds is kept (`machine.step`);
 * *illegal*: anything else. The coordinator violates the protocol, or the training thread does not follow `directive`.
   `IllegalEvent` is raised, and the replica is unchanged.
 
@@ -70,7 +70,7 @@ class IllegalEvent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The phases in which an event is handled, and those in which it may arrive late, with the reason."""
+    """The phases in which an event is handled, and the phases in which it may arrive late, with the reason."""
 
     legal: frozenset[Phase]
     late: Mapping[Phase, str]
@@ -92,7 +92,7 @@ _LEFT_MEANWHILE = "the group left while the stream was being opened"
 _LEAVES = "sent before the coordinator knew that this group leaves"
 _SESSION_OVER = "the session is over, but its stream has not ended yet"
 _JOB_OVER = "the job is over for this group"
-_ATTEMPT_OVER = "the attempt ended with its stream, or other groups replaced this one in the quorum"
+_ATTEMPT_OVER = "the attempt ended with its stream, or other groups replaced this group in the quorum"
 _HEAL_OVER = "the heal ended with its stream"
 
 
@@ -171,15 +171,15 @@ def late(replica: Replica, event: Event) -> str:
     Raises:
         IllegalEvent: the event is neither legal now nor late.
     """
-    said = event.message if isinstance(event, Received) else event
-    rule = RULES.get(type(said))
+    received = event.message if isinstance(event, Received) else event
+    rule = RULES.get(type(received))
     if rule is None:
-        raise IllegalEvent(f"{type(said).__name__} is not an event of this protocol")
+        raise IllegalEvent(f"{type(received).__name__} is not an event of this protocol")
     if replica.phase in rule.legal:
         return _late_in_phase(replica, event)
     if reason := rule.late.get(replica.phase):
         return reason
-    raise IllegalEvent(f"{type(said).__name__} is illegal while the group is {replica.phase.value}")
+    raise IllegalEvent(f"{type(received).__name__} is illegal while the group is {replica.phase.value}")
 
 
 def _late_in_phase(replica: Replica, event: Event) -> str:

@@ -33,7 +33,7 @@ def cast(draft: Draft, vote: Vote) -> None:
 
 
 def raised(draft: Draft, number: Step, reason: str, shard: int | None) -> None:
-    """Leave the quorum, also if it has replaced that of the attempt: the training thread is no longer in the step."""
+    """Leave the quorum, also if it has replaced the attempt's: the training thread is no longer in the step."""
     quorum = draft.replica.quorum
     assert quorum is not None
     cast(draft, Vote(quorum.quorum_id, number, ok=False, reason=reason, raised=True, shard=shard))

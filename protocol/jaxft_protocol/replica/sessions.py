@@ -70,8 +70,8 @@ def connected(draft: Draft) -> None:
 
 def welcome(draft: Draft, message: Welcome) -> None:
     if message.term < draft.replica.term:
-        reason = f"a coordinator of term {message.term} answers, but one of term {draft.replica.term} has taken over"
-        draft.log(f"{reason}; looks for that one", warning=True)
+        reason = f"a coordinator of term {message.term} answers, but term {draft.replica.term} has taken over"
+        draft.log(f"{reason}; looks for that coordinator", warning=True)
         draft.effects.append(Close(reason))
         return
     interval_s = message.heartbeat_interval_ms / 1000
@@ -128,7 +128,7 @@ def join_or_wait(draft: Draft) -> None:
 
 
 def _alone_line(draft: Draft, frontier: int) -> str:
-    """Said at once: the group gives up only after its failure timeout."""
+    """A line for the log at once: the group gives up only after its failure timeout."""
     me, timeout_s = draft.replica.identity, draft.replica.failure_timeout_s
     return (
         f"brings a fresh state, but job {me.job!r} has committed {frontier} steps and no group that holds its state "
@@ -138,7 +138,7 @@ def _alone_line(draft: Draft, frontier: int) -> str:
 
 
 def no_longer_busy(draft: Draft) -> None:
-    """Join: the training thread has finished what it was doing when the stream ended, so its state is known."""
+    """Join: the training thread has finished its work of when the stream ended, so its state is known."""
     if not draft.replica.busy:
         return
     draft.update(busy=False)
@@ -166,7 +166,7 @@ def read_after_all(draft: Draft, why: str) -> None:
 
 def waiting(draft: Draft, reason: str, *, held: bool, fresh: bool) -> None:
     if draft.replica.phase in DONE:
-        draft.update(waiting=reason)  # it leaves: said after 5 s, if it is still here
+        draft.update(waiting=reason)  # it leaves: logged after 5 s, if it is still here
         return
     if draft.replica.frontier_held and not held:
         draft.update(since_s=draft.now_s)  # from now on there is no donor
@@ -183,7 +183,7 @@ def disconnected(draft: Draft, reason: str, *, busy: bool) -> None:
             draft.enter(Phase.LEFT)
         return
     if replica.drains or replica.drained:
-        draft.enter(Phase.LEFT, drained=True)  # the job goes on without it already
+        draft.enter(Phase.LEFT, drained=True)  # the job continues without it already
         return
     since_s = replica.offline_since_s
     if since_s is None:

@@ -80,7 +80,7 @@ class Failure:
 class Prepared:
     """Both programs are compiled; the group holds state `step` and wants to take part.
 
-    `history` is that of the checkpoint that the state came from, 0 for a fresh state. `heals_only`: the state is
+    `history`: of the checkpoint that the state came from, 0 for a fresh state. `heals_only`: the state is
     fresh because other groups have read the job's checkpoint; the job must not start from it.
     """
 
@@ -97,10 +97,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """This group holds the sum of `step`. `digest` is that of the state it computed from, if a digest was due.
+    """This group holds the sum of `step`. `digest`: of the state it computed from, if a digest was due.
 
-    `nonfinite` says which of the means is not finite, if the job's policy is to stop then. `edit` is the digest of
-    the edit that this group made of the state before it computed; 0: none. `digest` is that of the state before it.
+    `nonfinite` names a mean that is not finite, if the job's policy is to stop then. `edit` is the digest of
+    the edit that this group made of the state before it computed; 0: none. `digest`: of the state before it.
     """
 
     quorum_id: QuorumId
@@ -204,7 +204,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed; what the training thread is doing.
+    """Time has passed; with the work of the training thread.
 
     Attributes:
         computed: the last quorum and step whose shards it has computed.
@@ -284,12 +284,12 @@ class Log:
 Effect = Send | Dial | Close | PinState | ReleasePin | Log
 
 
-# ---- directives: what the training thread should do, as a function of the state ----
+# ---- directives: orders to the training thread, as a function of the state ----
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until the directive changes; `reason` says what the group waits for."""
+    """Nothing to do until the directive changes; `reason`: for whom the group waits."""
 
     reason: str
 
@@ -382,7 +382,7 @@ class Replica:
     digest: int | None = None
     digest_taken: bool = False
     frontier_step: Step | None = None
-    frontier_held: bool = False  # a live group held the frontier when the coordinator last said so
+    frontier_held: bool = False  # a live group held the frontier at the coordinator's last report
     last_quorum_id: QuorumId = QuorumId(0)
     # The attempt of the last AllComputed.
     all_computed: tuple[QuorumId, Step] = (QuorumId(0), Step(0))
@@ -405,7 +405,7 @@ class Replica:
     refused_by: int = 0  # its `address_index`
     waiting: str = ""
     drains: bool = False  # this process was asked to end
-    drained: bool = False  # this group takes part in no step after the one that it applies
+    drained: bool = False  # this group takes part in no further step once it has applied
     paused: bool = False  # no step begins before the next quorum
     finished: Step | None = None
     failure: Failure | None = None

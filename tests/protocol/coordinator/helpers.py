@@ -1,4 +1,4 @@
-"""Drive a job of the pure machine by group name: `desk.vote("a")` returns what the machine did."""
+"""Drive a job of the pure machine by group name: `desk.vote("a")` returns the machine's effects."""
 
 import zlib
 from dataclasses import dataclass, field
@@ -158,23 +158,25 @@ class Desk:
         nonfinite: str = "",
         edit: int = 0,
     ) -> Done:
-        said: Any = {"digest": digest, "nonfinite": nonfinite, "edit": edit}
-        return self.say(name, Vote(self._quorum_id(quorum_id), self._step(step), ok=True, **said))
+        fields: Any = {"digest": digest, "nonfinite": nonfinite, "edit": edit}
+        return self.say(name, Vote(self._quorum_id(quorum_id), self._step(step), ok=True, **fields))
 
     def votes(self, **digests: int | None) -> Done:
-        """Let each of these vote ok, with the digest of its state; return what the last vote led to."""
+        """Let each of these vote ok, with the digest of its state; return the effects of the last vote."""
         return [self.vote(name, digest=digest) for name, digest in digests.items()][-1]
 
     def fail(self, name: str, *accused: str, reason: str = "connection reset") -> Done:
         names = tuple(GroupName(peer) for peer in accused)
-        return self.say(name, Vote(self._quorum_id(None), self._step(None), False, names, reason))
+        return self.say(
+            name, Vote(self._quorum_id(None), self._step(None), ok=False, accused=names, reason=reason)
+        )
 
     def commit(self) -> Done:
-        """Let every member vote ok; return what the last vote led to."""
+        """Let every member vote ok; return the effects of the last vote."""
         return [self.vote(member.group) for member in self.quorum.members][-1]
 
     def computed(self, *names: str, moves: bool = False) -> Done:
-        """Let each of these report with a heartbeat that it has computed; return what the last one led to."""
+        """Let each of these report with a heartbeat that it has computed; return the effects of the last report."""
         heartbeat = Heartbeat(self.quorum.quorum_id, self.step, moves=moves)
         return [self.say(name, heartbeat) for name in names][-1]
 

@@ -81,11 +81,11 @@ def test_what_the_core_lets_pass_can_be_written_and_read(record: Any):
     assert bounds.problem(record) == ""
     assert records.decode(records.encode(record)) == record
     saved = len(records.encode(record))
-    assert bounds.saved_bytes(record) >= saved, "an estimate is no less than what is written"
+    assert bounds.saved_bytes(record) >= saved, "an estimate is no less than the written size"
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "expected"),
     [
         ({"places": -1}, "places would be -1"),
         ({"places": True}, "places would be True"),
@@ -98,10 +98,10 @@ def test_what_the_core_lets_pass_can_be_written_and_read(record: Any):
         ({"job": "\udfff"}, "cannot be encoded as UTF-8"),
     ],
 )
-def test_the_core_refuses_what_could_not_be_read_again(changes: dict[str, Any], says: str):
+def test_the_core_refuses_what_could_not_be_read_again(changes: dict[str, Any], expected: str):
     job = changes.pop("job", "llama")
     record = examples.saved(job, **changes)
-    assert says in bounds.problem(record)
+    assert expected in bounds.problem(record)
 
 
 # ---- the length of a record ----
@@ -197,7 +197,7 @@ def test_those_who_are_here_and_those_who_take_part_are_never_forgotten(monkeypa
     assert members(desk) == ["a", "c"]
 
 
-def test_a_group_that_was_forgotten_heals_and_its_history_still_counts(monkeypatch: pytest.MonkeyPatch):
+def test_a_group_that_was_forgotten_heals_and_its_history_still_counts():
     """Forgetting costs a heal. It never lets a fresh state replace a committed one."""
     desk = running("a", "b")
     desk.commit()
@@ -271,7 +271,7 @@ def test_any_course_of_a_job_can_be_written_down(course: list[tuple[str, str]], 
                     desk.vote(member.group)
         elif what == "tick":
             halted = desk.tick(2.0).only(Halted).values()
-            # Their states differ, so the job may halt for that once those that held its state are gone.
-            assert all(one.kind is HaltKind.DIVERGED for one in halted)
+            # Their states differ, so the job may halt for that once its holders are gone.
+            assert all(each.kind is HaltKind.DIVERGED for each in halted)
         assert desk.job.places >= 0
         written(desk)

@@ -150,7 +150,7 @@ def test_joiners_that_heal_from_an_odd_donor_start_over():
 
 
 @pytest.mark.parametrize("caught_up", [True, False])
-def test_what_an_odd_donor_gave_to_a_joiner_is_no_state_of_the_job(caught_up: bool):
+def test_what_an_odd_donor_gave_to_a_joiner_is_no_state_of_the_job(*, caught_up: bool):
     """The coordinator has asked the joiner to start over, but its stream ended first."""
     desk = running("a", "b", "c")
     desk.commit()
@@ -235,7 +235,7 @@ def test_its_history_counts_again_once_it_has_healed():
 
 
 @pytest.mark.parametrize(("meshes", "hinted"), [("any", True), ("equal", False)])
-def test_an_eviction_names_other_meshes_as_a_cause_where_the_job_has_them(meshes: str, hinted: bool):
+def test_an_eviction_names_other_meshes_as_a_cause_where_the_job_has_them(meshes: str, *, hinted: bool):
     """A step with a sum over a sharded array drifts apart there, and no memory is at fault."""
     desk = Desk.open(min_replicas=3)
     for name in "abc":
@@ -260,7 +260,7 @@ def test_without_a_majority_everybody_is_stopped(digests: dict[str, int]):
     halted = done.only(Halted)
     assert sorted(halted) == sorted(done.closed) == all_groups
     (reason,) = {message.reason for message in halted.values()}
-    assert "the groups of job 'job' hold different states 1, and no majority says which is right" in reason
+    assert "the groups of job 'job' hold different states 1, and no majority shows which is right" in reason
     assert f"b: {digests['b']:016x}" in reason
     assert [type(message) for message in done.to("a")] == [Halted]
     assert (desk.job.groups, desk.job.sessions, desk.job.quorum) == ({}, {}, None)
@@ -273,10 +273,10 @@ def test_one_that_has_not_heard_of_a_halt_is_told_when_it_comes_back():
     desk = halted()
     done = desk.come("b", step=3, digest="", history=desk.job.history)
     (reason,) = [message.reason for message in done.to("b") if isinstance(message, Halted)]
-    assert "hold different states 3, and no majority says which is right" in reason
+    assert "hold different states 3, and no majority shows which is right" in reason
     assert done.closed == ["b"]
     assert (desk.job.groups, desk.job.quorum) == ({}, None)
-    # After a restart, it brings what it has saved.
+    # After a restart, it brings its checkpoint.
     desk.come("b", step=2, history=desk.job.history, incarnation=2)
     desk.wait(6.0)
     assert (members(desk), desk.step) == (["b"], 2)

@@ -57,16 +57,16 @@ def test_a_donor_whose_training_thread_is_away_does_not_hold_up_a_joiner():
     heal_id = desk.group("new").heal_id
     for donor in ("a", "b"):
         desk.pinned(donor, "new")
-    told = [done for done in desk.wait(5.3) if done.only(Heal)]
-    assert [donor.group for donor in told[0].only(Heal)["new"].donors] == ["a", "b"]
-    assert told[0].only(Release) == {"c": Release(heal_id)}
+    heard = [done for done in desk.wait(5.3) if done.only(Heal)]
+    assert [donor.group for donor in heard[0].only(Heal)["new"].donors] == ["a", "b"]
+    assert heard[0].only(Release) == {"c": Release(heal_id)}
     before = desk.job.frontier
     desk.say("c", Pinned(heal_id, 99))
     assert desk.job.frontier == before
 
 
 def test_one_donor_of_two_that_is_corrupt_does_not_feed_a_joiner_while_the_other_is_away():
-    """Otherwise the two of them would outvote the healthy one in the next step."""
+    """Otherwise the two would outvote the healthy group in the next step."""
     desk = joined_by("new", donors=("a", "c"))
     desk.pinned("c", "new", digest=2)
     assert not [done for done in desk.wait(20.0) if done.only(Heal)]
@@ -77,8 +77,8 @@ def test_a_minority_that_has_told_serves_in_the_end():
     desk = joined_by("new", donors=("a", "b"), join_timeout_s=10.0)
     desk.pinned("a", "new")
     assert not [done for done in desk.wait(9.0) if done.only(Heal)]
-    (told,) = [done for done in desk.wait(2.0) if done.only(Heal)]
-    assert [donor.group for donor in told.only(Heal)["new"].donors] == ["a"]
+    (heard,) = [done for done in desk.wait(2.0) if done.only(Heal)]
+    assert [donor.group for donor in heard.only(Heal)["new"].donors] == ["a"]
 
 
 def test_where_all_donors_are_away_they_serve_without_being_compared():
@@ -121,8 +121,8 @@ def test_two_joiners_never_outvote_the_healthy_with_what_one_corrupt_donor_gave_
 
 def test_one_that_heals_again_because_a_commit_followed_is_given_the_new_state():
     desk = joined_by("new-1", "new-2")
-    for joiner, told in (("new-1", "abc"), ("new-2", "ab")):
-        for donor in told:
+    for joiner, heard in (("new-1", "abc"), ("new-2", "ab")):
+        for donor in heard:
             desk.pinned(donor, joiner)
     desk.votes(a=None, b=None)
     done = desk.pinned(

@@ -34,7 +34,7 @@ def following(*regular: str, **options: float) -> Desk:
 
 
 @pytest.mark.parametrize("by_operator", [True, False])
-def test_a_spare_takes_over_at_the_boundary_of_the_same_step(by_operator: bool):
+def test_a_spare_takes_over_at_the_boundary_of_the_same_step(*, by_operator: bool):
     desk = following("a", "b")
     asked = desk.do(BY_OPERATOR) if by_operator else desk.say("b", Drain())
     assert asked.sent == []
@@ -150,9 +150,9 @@ def test_one_that_is_put_out_meanwhile_is_told_to_end_and_not_to_come_back():
     for name in ("a", "c"):
         desk.vote(name)
     done = [done for done in desk.wait(20.0, away=("b",)) if done.to("b")]
-    assert [message for one in done for message in one.to("b") if isinstance(message, Evicted | Drained)] == [
-        Drained()
-    ]
+    assert [
+        message for each in done for message in each.to("b") if isinstance(message, Evicted | Drained)
+    ] == [Drained()]
 
 
 def test_one_that_holds_the_frontier_and_has_just_come_back_joins_first():
@@ -192,7 +192,7 @@ def test_a_drain_outlives_the_stream_of_its_group():
 
 def test_a_drain_outlives_the_coordinator():
     desk = running("a", "b")
-    (record,) = [one.record for one in desk.do(BY_OPERATOR).effects if isinstance(one, Persist)]
+    (record,) = [each.record for each in desk.do(BY_OPERATOR).effects if isinstance(each, Persist)]
     assert isinstance(record, Saved)
     new_desk = Desk(durable.restored(record, desk.job.options, 0.0))
     for name in ("a", "b"):
@@ -208,7 +208,7 @@ def test_a_drain_outlives_the_coordinator():
 
 def pause(desk: Desk) -> Done:
     """Pause the job in a step, and let that step be committed."""
-    desk.do(PauseAsked(True))
+    desk.do(PauseAsked(paused=True))
     return desk.commit()
 
 
@@ -218,10 +218,10 @@ def test_a_paused_job_stands_after_its_step_and_goes_on_with_the_same_members():
     assert [type(message) for message in done.to("a")][:2] == [Paused, Commit]
     assert done.only(Commit)["a"].next is None
     assert desk.job.quorum is None
-    told = desk.wait(500.0)
-    assert not any(one.only(Evicted) or one.only(NewQuorum) for one in told)
-    assert desk.job.waiting == "an operator has paused the job before step 1; it goes on when it is resumed"
-    quorum = tried_again(desk.do(PauseAsked(False)))
+    heard = desk.wait(500.0)
+    assert not any(each.only(Evicted) or each.only(NewQuorum) for each in heard)
+    assert desk.job.waiting == "an operator has paused the job before step 1; resume the job to continue"
+    quorum = tried_again(desk.do(PauseAsked(paused=False)))
     assert quorum is not None
     assert (members(desk), quorum.step) == (["a", "b"], 1)
     assert desk.job.waiting == ""
@@ -238,7 +238,7 @@ def test_votes_on_the_next_step_that_were_on_their_way_count_for_nothing():
 
 def test_the_step_of_a_pause_is_tried_again_without_a_lost_member():
     desk = running("a", "b")
-    desk.do(PauseAsked(True))
+    desk.do(PauseAsked(paused=True))
     assert tried_again(desk.close("b")) is not None
     desk.commit()
     assert desk.job.quorum is None
@@ -250,13 +250,15 @@ def test_groups_heal_and_are_drained_while_the_job_is_paused():
     assert Heal in {type(message) for message in desk.come("c", digest="fresh").to("c")}
     assert desk.say("b", Drain()).to("b") == [Drained()]
     desk.ready("c")
-    desk.do(PauseAsked(False))
+    desk.do(PauseAsked(paused=False))
     assert members(desk) == ["a", "c"]
 
 
 def test_a_pause_survives_the_coordinator():
     desk = running("a", "b")
-    (record,) = [one.record for one in desk.do(PauseAsked(True)).effects if isinstance(one, Persist)]
+    (record,) = [
+        each.record for each in desk.do(PauseAsked(paused=True)).effects if isinstance(each, Persist)
+    ]
     assert isinstance(record, Saved)
     desk.commit()
     new_desk = Desk(durable.restored(durable.saved(desk.job), desk.job.options, 0.0))
@@ -267,7 +269,7 @@ def test_a_pause_survives_the_coordinator():
         new_desk.say(name, Join(Step(1), 7, {}, history=history, total_shards=6))
     new_desk.wait(20.0)
     assert new_desk.job.quorum is None
-    new_desk.do(PauseAsked(False))
+    new_desk.do(PauseAsked(paused=False))
     assert members(new_desk) == ["a", "b"]
 
 
@@ -276,11 +278,11 @@ def test_a_job_without_groups_that_is_resumed_is_paused_no_more_to_those_who_loo
     pause(desk)
     desk.tick()
     desk.close("a")
-    desk.do(PauseAsked(False))
+    desk.do(PauseAsked(paused=False))
     assert (desk.job.paused, desk.job.waiting) == (False, "")
 
 
 def test_pausing_twice_is_pausing_once():
     desk = running("a", "b")
-    desk.do(PauseAsked(True))
-    assert desk.do(PauseAsked(True)).effects == ()
+    desk.do(PauseAsked(paused=True))
+    assert desk.do(PauseAsked(paused=True)).effects == ()

@@ -1,4 +1,4 @@
-"""What a coordinator records, and how it continues from that."""
+"""The records of a coordinator, and how it continues from them."""
 
 import dataclasses
 from typing import Any
@@ -170,7 +170,7 @@ def test_a_record_of_a_step_of_nothing_is_an_error():
 def test_after_a_restart_the_members_go_on_at_the_frontier_under_a_higher_id():
     log = logged("a", "b")
     desk = log.restart()
-    assert desk.hello("a").only(Welcome)["a"] == Welcome(1667, 2, 1, False, 5)  # pyright: ignore[reportArgumentType]
+    assert desk.hello("a").only(Welcome)["a"] == Welcome(1667, 2, 1, frontier_held=False, term=5)  # pyright: ignore[reportArgumentType]
     desk.hello("b")
     desk.join("a", step=2, digest="")
     assert desk.job.quorum is None, "it waits for b, who has computed as well"
@@ -191,7 +191,7 @@ def test_after_a_restart_the_members_go_on_at_the_frontier_under_a_higher_id():
     ],
 )
 def test_after_a_restart_with_other_options_the_members_go_on(changed: dict[str, Any]):
-    """An option of the coordinator is no setting of a group that says nothing of it."""
+    """An option of the coordinator is no setting of a group that names none."""
     desk = logged("a", "b").restart(**changed)
     for name in ("a", "b"):
         desk.hello(name)

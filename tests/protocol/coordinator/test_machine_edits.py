@@ -41,10 +41,10 @@ def test_without_a_majority_the_job_halts():
 def test_different_edits_of_all_are_told_apart():
     desk = running("a", "b")
     desk.vote("a", edit=7)
-    said = desk.vote("b", edit=8).only(Halted)["a"].reason
+    reason = desk.vote("b", edit=8).only(Halted)["a"].reason
     assert (
         "edited by a, b; and the edits have different digests, a: 0000000000000007; b: 0000000000000008."
-        in said
+        in reason
     )
 
 

@@ -181,7 +181,10 @@ def test_one_that_holds_the_frontier_follows_the_log_and_enters_at_the_boundary(
     done = desk.come("late")
     heal = done.only(Heal)["late"]
     assert (heal.step, heal.log_only) == (0, True)
-    assert done.only(Pin) == {"a": Pin(heal.heal_id, Step(0), True), "b": Pin(heal.heal_id, Step(0), True)}
+    assert done.only(Pin) == {
+        "a": Pin(heal.heal_id, Step(0), log_only=True),
+        "b": Pin(heal.heal_id, Step(0), log_only=True),
+    }
     desk.commit()
     assert members(desk) == ["a", "b", "late"]
 
@@ -400,10 +403,10 @@ def test_an_unmet_min_replicas_is_told_and_goes_on_by_itself():
     desk.hello("c")
     desk.come("a")
     desk.come("b")
-    told = desk.tick().only(Waiting)
-    assert sorted(told) == ["a", "b", "c"]
+    heard = desk.tick().only(Waiting)
+    assert sorted(heard) == ["a", "b", "c"]
     text = "2 of at least 3 groups have joined (a, b); present but not ready yet: c"
-    assert {waiting.reason for waiting in told.values()} == {text}
+    assert {waiting.reason for waiting in heard.values()} == {text}
     assert desk.tick().only(Waiting) == {}
     assert sorted(desk.join("c").only(NewQuorum)) == ["a", "b", "c"]
 
@@ -526,7 +529,8 @@ def test_a_group_that_comes_back_with_other_devices_is_dealt_by_these():
     desk.commit()
     assert shards(desk.quorum) == {"a": (0,), "b": (1, 2, 3, 4), "c": (5,)}
     desk.close("c")
-    # Those that have computed theirs keep them. The slower one would now end with two, the faster one with five.
+    # Members keep the shards that they have computed. The slower one would now end with two, the faster one with
+    # five.
     assert shards(desk.quorum) == {"a": (0,), "b": (1, 2, 3, 4, 5)}
 
 

@@ -83,7 +83,7 @@ def test_one_that_reaches_no_donor_asks_less_often_after_the_first_time():
 
 
 def test_heals_that_keep_failing_begin_less_and_less_often():
-    """As behind a firewall that refuses this group what it lets pass for others. Each has donors keep a state."""
+    """As behind a firewall that stops this group alone. Each heal has donors keep a state."""
     desk = running("a", heartbeat_timeout_s=2.0)
     healing(desk, "b")
     desk.heal_failed("b")
@@ -143,7 +143,7 @@ def test_a_just_admitted_group_that_is_left_alone_without_the_last_sum_is_no_don
     desk.ready("b")
     desk.commit()
     desk.close("a")
-    assert members(desk) == ["b"]  # it may have the sum already; if not it says so
+    assert members(desk) == ["b"]  # it may have the sum already; if not it reports that
     assert desk.come("c", digest="x").only(Heal) == {}
     desk.heal_failed("b")
     assert desk.job.quorum is None
@@ -347,7 +347,7 @@ def test_donors_are_released_when_the_joiner_is_evicted_or_leaves():
     assert desk.leave("b").only(Release) == {"a": Release(first)}
     second = healing(desk, "c")
     released = [done.only(Release) for done in desk.wait(5.2, silent=("c",))]
-    assert [one for one in released if one] == [{"a": Release(second)}]
+    assert [each for each in released if each] == [{"a": Release(second)}]
 
 
 def test_a_dead_donor_is_not_written_to():
@@ -443,11 +443,11 @@ def test_another_process_with_the_name_of_a_group_is_turned_away():
     desk = running("a", "b")
     before = desk.job
     done = desk.hello("b", incarnation=2, stream=1)
-    (told,) = done.only(Evicted).values()
-    assert told.reason.startswith(
+    (heard,) = done.only(Evicted).values()
+    assert heard.reason.startswith(
         "another process takes part as 'b', at b:1. Each group of a job needs a unique name"
     )
-    assert told.may_return
+    assert heard.may_return
     assert done.closed == ["new b"]
     assert desk.job == before
     assert len(done.reports) == 1

@@ -158,20 +158,20 @@ def test_the_last_holder_that_leaves_stays_for_those_who_need_its_state():
     assert desk.commit().only(Goodbye) == {"a": Goodbye()}
 
 
-def told(done: Done, name: str) -> list[str]:
+def heard(done: Done, name: str) -> list[str]:
     return [message.reason for message in done.to(name) if isinstance(message, Waiting)]
 
 
 def test_a_leaver_is_told_for_which_joiners_it_stays():
-    """One that compiles when the others have ended: the coordinator is not to blame for the wait."""
+    """A joiner that compiles when the others have ended: the coordinator is not to blame for the wait."""
     desk = running("a")
     desk.commit()
     desk.hello("b")
-    assert told(desk.leave("a"), "a") == ["b to fetch this group's state"]
+    assert heard(desk.leave("a"), "a") == ["b to fetch this group's state"]
     done = desk.hello("c")
-    assert told(done, "a") == ["b, c to fetch this group's state"]
-    assert told(desk.join("b", digest="x"), "a") == []
-    assert told(desk.close("c"), "a") == ["b to fetch this group's state"]
+    assert heard(done, "a") == ["b, c to fetch this group's state"]
+    assert heard(desk.join("b", digest="x"), "a") == []
+    assert heard(desk.close("c"), "a") == ["b to fetch this group's state"]
     desk.ready("b")
     assert desk.commit().only(Goodbye) == {"a": Goodbye()}
 
@@ -180,7 +180,7 @@ def test_a_leaver_with_a_heal_under_way_is_told_whose():
     desk = running("a", "b")
     healing(desk, "c")
     desk.hello("compiles")
-    assert told(desk.leave("b"), "b") == ["c to fetch this group's state"]
+    assert heard(desk.leave("b"), "b") == ["c to fetch this group's state"]
 
 
 def test_each_leaver_is_told_and_once():
@@ -188,9 +188,9 @@ def test_each_leaver_is_told_and_once():
     desk.commit()
     healing(desk, "c")
     expected = ["c to fetch this group's state"]
-    assert told(desk.leave("a", finished=True), "a") == expected
+    assert heard(desk.leave("a", finished=True), "a") == expected
     done = desk.leave("b", finished=True)
-    assert (told(done, "a"), told(done, "b")) == ([], expected)
+    assert (heard(done, "a"), heard(done, "b")) == ([], expected)
 
 
 def test_a_leaver_that_holds_nothing_goes_at_once():
@@ -316,9 +316,9 @@ def test_where_the_last_holder_dies_after_another_has_finished_the_job_is_over_a
     desk = died_where_another_finished()
     assert all(done.only(Finished) == {} for done in desk.wait(4.8))
     done = desk.wait(0.4)
-    assert [one.to("b") for one in done if one.sent] == [[Finished(1), Goodbye()]]
+    assert [each.to("b") for each in done if each.sent] == [[Finished(1), Goodbye()]]
     text = "finished at step 1: a group has ended its loop there, and no other is left that holds it"
-    assert [f"[job] {text}"] == [report for one in done for report in one.reports if "finished" in report]
+    assert [f"[job] {text}"] == [report for each in done for report in each.reports if "finished" in report]
     assert desk.job.finished == 1
     assert desk.job.groups == {}
 
@@ -341,7 +341,7 @@ def test_it_is_over_where_a_checkpoint_comes_but_too_few_groups_are_left_to_resu
     desk.close("b")
     desk.come("b", step=1, history=desk.job.history, incarnation=2)
     done = desk.wait(5.2)
-    assert [one.to("b") for one in done if one.only(Finished)] == [[Finished(2), Goodbye()]]
+    assert [each.to("b") for each in done if each.only(Finished)] == [[Finished(2), Goodbye()]]
 
 
 def test_it_is_not_over_where_the_other_left_early():

@@ -13,7 +13,7 @@ def crowd() -> Desk:
 
 
 def after(desk: Desk, seconds: float) -> Done:
-    """Let time pass without heartbeats, and return what the next tick does."""
+    """Let time pass without heartbeats, and return the effects of the next tick."""
     desk.now_s += seconds
     return desk.do(Tick())
 

@@ -1,4 +1,4 @@
-"""A group that hangs is distinguished from those that wait for it, although its heartbeats continue."""
+"""A group that hangs differs from groups that wait for it, although its heartbeats continue."""
 
 import pytest
 from jaxft_protocol.coordinator import progress
@@ -247,7 +247,7 @@ def test_time_away_is_no_part_of_a_step():
     desk = measured("a", "b")
     for _ in range(5):
         desk.wait(30.0, away=("b",))
-        desk.commit()  # before a heartbeat says that it is back
+        desk.commit()  # before a heartbeat reports that it is back
     assert progress.patience_s(desk.job) == PATIENCE_S
 
 
@@ -255,8 +255,8 @@ def test_one_that_the_job_cannot_go_on_without_is_waited_for_and_named():
     desk = measured("a", "b", min_replicas=2)
     computed(desk, "a")
     done = desk.wait(10 * AWAY_S, away=("b",))
-    told = [each.only(Waiting)["a"] for each in done if each.only(Waiting)]
-    (waiting,) = told
+    heard = [each.only(Waiting)["a"] for each in done if each.only(Waiting)]
+    (waiting,) = heard
     assert "step 3 waits for b, away from training" in waiting.reason
     assert "needs 2 groups, and cannot continue without" in waiting.reason
     assert members(desk) == ["a", "b"]
@@ -283,8 +283,8 @@ def test_one_that_is_needed_is_stood_aside_when_another_can_take_its_place():
 def test_all_members_are_told_once_when_the_last_has_computed():
     desk = measured("a", "b", "c")
     assert not desk.computed("a", "b").sent
-    told = desk.computed("c").only(AllComputed)
-    assert told == dict.fromkeys("abc", AllComputed(desk.quorum.quorum_id, Step(3)))
+    heard = desk.computed("c").only(AllComputed)
+    assert heard == dict.fromkeys("abc", AllComputed(desk.quorum.quorum_id, Step(3)))
     assert not desk.computed("c", "b", "a").sent
 
 
@@ -298,8 +298,8 @@ def test_a_new_attempt_tells_once_more():
     desk = measured("a", "b", "c")
     desk.computed("a", "b", "c")
     desk.close("c")
-    told = desk.computed("a", "b").only(AllComputed)
-    assert told == dict.fromkeys("ab", AllComputed(desk.quorum.quorum_id, Step(3)))
+    heard = desk.computed("a", "b").only(AllComputed)
+    assert heard == dict.fromkeys("ab", AllComputed(desk.quorum.quorum_id, Step(3)))
 
 
 def test_one_alone_that_computed_and_hangs_is_put_out_for_a_joiner_that_is_ready():
@@ -494,8 +494,8 @@ def test_when_a_quorum_ends_without_another_its_members_wait_for_nobody():
     """Evicted members may keep their connections open: nothing else would end the wait."""
     desk = measured("a", "b", min_replicas=2)
     desk.computed("a")
-    told = desk.close("b").only(AllComputed)
-    assert told == {"a": AllComputed(QuorumId(1), Step(3))}
+    heard = desk.close("b").only(AllComputed)
+    assert heard == {"a": AllComputed(QuorumId(1), Step(3))}
     assert desk.job.quorum is None
 
 
@@ -507,6 +507,6 @@ def test_so_are_they_when_it_ends_with_a_commit():
     assert desk.job.quorum is not None
     desk.vote("a")
     desk.vote("b")
-    told = desk.close("c").only(AllComputed)
-    assert told == dict.fromkeys("ab", AllComputed(QuorumId(1), Step(5)))
+    heard = desk.close("c").only(AllComputed)
+    assert heard == dict.fromkeys("ab", AllComputed(QuorumId(1), Step(5)))
     assert desk.job.quorum is None

@@ -24,7 +24,7 @@ UNREADABLE = "OSError: cannot read sample 17"
 
 def raises(desk: Desk, name: str, text: str = UNREADABLE, shard: int | None = 3, **other: int) -> Done:
     quorum_id, step = other.get("quorum_id", desk.quorum.quorum_id), other.get("step", desk.step)
-    vote = Vote(quorum_id, Step(step), False, reason=text, raised=True, shard=shard)  # pyright: ignore[reportArgumentType]
+    vote = Vote(quorum_id, Step(step), ok=False, reason=text, raised=True, shard=shard)  # pyright: ignore[reportArgumentType]
     return desk.say(name, vote)
 
 
@@ -59,7 +59,7 @@ def test_once_the_step_counts_it_learns_that_the_failure_was_its_own():
     assert done.to("b") == [FrontierMoved(Step(1))]
     assert not desk.job.raised
     desk.hello("c")
-    assert not desk.commit().to("c"), "one that has not raised is not waiting for it"
+    assert not desk.commit().to("c"), "a group that has not raised does not wait for it"
 
 
 def test_a_shard_that_fails_in_every_group_stops_the_job_once():
@@ -141,7 +141,7 @@ def test_below_min_replicas_a_shard_that_fails_in_every_group_stops_the_job_too(
     trial = tried_again(raises(desk, "b"))
     assert trial is not None
     assert sorted(shard for held in shards(trial).values() for shard in held) == [0, 1, 2, 3, 4, 5]
-    # Those whose code has raised wait until it is known whether the others can do it.
+    # Groups whose code has raised wait until it is known whether the others can do it.
     assert not desk.hello("b", step=0, history=desk.job.history).only(Waiting)
     assert not desk.tick().only(Waiting)
     assert not raises(desk, "c").only(Halted)
@@ -169,7 +169,7 @@ def test_below_min_replicas_the_others_try_and_commit_nothing():
     assert desk.job.quorum is None
     desk.join("b", step=0, history=desk.job.history)
     assert members(desk) == ["a", "b"]
-    assert shards(desk.quorum) == {"a": (0, 1, 2, 3, 4, 5), "b": ()}, "what was computed is kept"
+    assert shards(desk.quorum) == {"a": (0, 1, 2, 3, 4, 5), "b": ()}, "computed shards are kept"
     assert committed(desk.commit()) == ["a", "b"]
     assert shards(desk.quorum) == {"a": (0, 1, 2), "b": (3, 4, 5)}
 

@@ -51,7 +51,7 @@ class AnyJob(RuleBasedStateMachine):
         self.incarnation = dict.fromkeys(NAMES, 1)
         self.said_ok: set[tuple[str, QuorumId, Step]] = set()
         self.quorums: dict[QuorumId, NewQuorum] = {}
-        self.told: dict[SessionId, Step] = {}  # for each session, the last commit that was sent on it
+        self.heard: dict[SessionId, Step] = {}  # for each session, the last commit that was sent on it
         self.closed: set[SessionId] = set()
         self.known: dict[str, Saved] = {}  # the coordinator's durable records
         self.term = 0
@@ -79,7 +79,7 @@ class AnyJob(RuleBasedStateMachine):
                 self._do(lambda name=name: self.desk.ready(name))
 
     @rule(name=names, restarted=st.booleans())
-    def hello(self, name: str, restarted: bool) -> None:
+    def hello(self, name: str, *, restarted: bool) -> None:
         self.incarnation[name] += restarted
         if restarted and name in self.desk.job.groups:
             self._do(lambda: self.desk.close(name))
@@ -108,7 +108,7 @@ class AnyJob(RuleBasedStateMachine):
 
     @rule(name=names, ok=st.booleans(), back=st.integers(0, 1), accused=st.sets(names))
     @precondition(lambda self: self.desk.job.quorum is not None)
-    def vote(self, name: str, ok: bool, back: int, accused: set[str]) -> None:
+    def vote(self, name: str, *, ok: bool, back: int, accused: set[str]) -> None:
         vote = Vote(
             QuorumId(self.desk.quorum.quorum_id - back),
             self.desk.step,
@@ -124,7 +124,7 @@ class AnyJob(RuleBasedStateMachine):
     @precondition(lambda self: self.desk.job.quorum is not None)
     def raise_an_exception(self, name: str, back: int, shard: int | None) -> None:
         quorum_id = QuorumId(self.desk.quorum.quorum_id - back)
-        vote = Vote(quorum_id, self.desk.step, False, reason="no", raised=True, shard=shard)
+        vote = Vote(quorum_id, self.desk.step, ok=False, reason="no", raised=True, shard=shard)
         self._do(lambda: self.desk.say(name, vote))
 
     @rule(silent=st.sets(names, max_size=1))
@@ -142,9 +142,9 @@ class AnyJob(RuleBasedStateMachine):
         if name in self.desk.job.groups and self.desk.group(name).heal_id is not None:
             self._do(lambda: self.desk.ready(name, max(0, self.desk.step - behind)))
 
-    @rule(tells=st.booleans())
-    def donors_take_their_time(self, tells: bool) -> None:
-        self.desk.tells_digests = tells
+    @rule(answers=st.booleans())
+    def donors_take_their_time(self, *, answers: bool) -> None:
+        self.desk.tells_digests = answers
 
     @rule(donor=names, joiner=names, digest=st.sampled_from([7, 7, 7, 8, None]))
     def pinned(self, donor: str, joiner: str, digest: int | None) -> None:
@@ -158,7 +158,7 @@ class AnyJob(RuleBasedStateMachine):
             self._do(lambda: self.desk.heal_failed(name))
 
     @rule(name=names, finished=st.booleans())
-    def leave(self, name: str, finished: bool) -> None:
+    def leave(self, name: str, *, finished: bool) -> None:
         self._do(lambda: self.desk.leave(name, finished=finished))
 
     @rule(name=names)
@@ -193,12 +193,12 @@ class AnyJob(RuleBasedStateMachine):
         self.done = Done((), {})
         with contextlib.suppress(IllegalEvent, KeyError):  # KeyError: it never sent Hello
             self.done = act()
-        told = False
+        heard = False
         for effect in self.done.effects:
             if isinstance(effect, Persist):
-                assert not told, "a decision was sent before it was persisted"
+                assert not heard, "a decision was sent before it was persisted"
                 self.known = durable.fold(self.known, effect.record)
-            told |= isinstance(effect, Send)
+            heard |= isinstance(effect, Send)
         self._check(before, self.desk.job)
         if self.desk.job.empty:
             self.desk.job = durable.emptied(self.desk.job)  # as the shell does
@@ -247,10 +247,10 @@ class AnyJob(RuleBasedStateMachine):
 
     def _one_stream_is_in_order(self, session: SessionId, message: CoordinatorMessage, after: Job) -> None:
         if isinstance(message, Commit):
-            self.told[session] = message.step
+            self.heard[session] = message.step
         if isinstance(message, Pin):
             assert message.step == _frontier(after).step
-            assert self.told.get(session, -1) < message.step  # not after the commit that overwrites it
+            assert self.heard.get(session, -1) < message.step  # not after the commit that overwrites it
         if isinstance(message, Heal):
             self._donors_hold_the_frontier(message, after)
 

@@ -223,7 +223,7 @@ def test_without_a_majority_the_job_says_so_and_stops():
     assert sorted(halted) == ["group-10", "group-2", "older"]
     assert halted["older"].kind is HaltKind.DIVERGED
     text = halted["older"].reason
-    assert "the groups of job 'job' bring different states 2, and no majority says which is right" in text
+    assert "the groups of job 'job' bring different states 2, and no majority shows which is right" in text
     assert f"(group-2: {digest_of('y'):016x}; group-10: {digest_of('x'):016x}). Start only the groups" in text
     assert (desk.job.groups, desk.job.quorum) == ({}, None)
     # Started only with the trusted state, it continues.
@@ -373,14 +373,14 @@ def test_a_step_beyond_the_jobs_is_refused_without_its_history():
 
 
 def test_groups_whose_states_can_only_be_replaced_are_told_so():
-    """Otherwise one that holds a history would wait forever for others to resume with."""
+    """Otherwise a group with a history would wait forever for others to resume with."""
     desk = orphaned("a", "b")
     desk.come("fresh")
     desk.wait(1.0)
     assert desk.come("undone", step=0, history=OTHER).only(Waiting)["undone"].fresh
     assert not desk.come("c", step=2, history=desk.job.history).only(Waiting)["c"].fresh
-    (told,) = (done.only(Waiting) for done in desk.wait(1.0) if done.only(Waiting))
-    assert {name: waiting.fresh for name, waiting in told.items()} == {
+    (heard,) = (done.only(Waiting) for done in desk.wait(1.0) if done.only(Waiting))
+    assert {name: waiting.fresh for name, waiting in heard.items()} == {
         "fresh": True,
         "undone": True,
         "c": False,
@@ -394,8 +394,8 @@ def test_so_is_one_whose_state_is_distrusted():
         desk.close(name)
     desk.wait(6.0)
     desk.come("c", step=1, history=desk.job.history)
-    told = [waiting for done in desk.wait(6.0) for waiting in done.only(Waiting).values()]
-    assert [(waiting.fresh, waiting.held) for waiting in told] == [(True, False)]
+    heard = [waiting for done in desk.wait(6.0) for waiting in done.only(Waiting).values()]
+    assert [(waiting.fresh, waiting.held) for waiting in heard] == [(True, False)]
 
 
 # ---- a newer state of this run comes later ----
@@ -492,7 +492,7 @@ def test_shards_are_dealt_anew():
 
 
 def test_those_who_follow_one_that_is_out_of_reach_say_anew_what_they_hold():
-    """It is alive, so they notice no failure; one of them may hold the newest state."""
+    """It is alive, so they notice no failure; a follower may hold the newest state."""
     desk = running("a")
     desk.come("s", digest="fresh", spare=True)
     desk.ready("s")
@@ -501,8 +501,8 @@ def test_those_who_follow_one_that_is_out_of_reach_say_anew_what_they_hold():
     desk.close("a")
     bring(desk, "c", step=1)
     evicted = [done.only(Evicted) for done in desk.wait(5.5)]
-    (told,) = [each["s"] for each in evicted if each]
-    assert told.may_return
+    (heard,) = [each["s"] for each in evicted if each]
+    assert heard.may_return
     assert desk.job.quorum is None
     desk.come("s", step=2, history=desk.job.history, spare=True)  # "a" has given it two sums
     desk.wait(6.0)
@@ -590,7 +590,7 @@ def test_one_that_healed_to_the_founding_state_and_comes_again_undoes_nothing():
 
 
 def resumed_at(step: int) -> Desk:
-    """A job of a and b that died at step 3 and goes on from c's checkpoint."""
+    """A job of a and b that died at step 3 and continues from c's checkpoint."""
     desk = orphaned("a", "b")
     bring(desk, "c", step, digest="x")
     desk.wait(6.0)
@@ -610,7 +610,7 @@ def test_it_resumes_only_with_as_many_groups_as_a_step_needs():
     assert members(desk) == ["c", "d"]
 
 
-# ---- what a heal that failed leaves behind ----
+# ---- after a heal that failed ----
 
 
 def test_one_that_has_healed_to_the_first_state_resumes_from_it():

@@ -1,4 +1,4 @@
-"""Which settings are those of the job, if groups bring different ones."""
+"""Which settings the job takes, if groups bring different ones."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ OLD, NEW = {"program": "old"}, {"program": "new"}
 HISTORY, OTHER = 7, 8
 COMMITTED: dict[str, Any] = {"step": 1000, "history": HISTORY}
 FRESH: list[dict[str, Any]] = [{"step": 0}, {"step": 0, "history": OTHER}, {"step": 1000}, {"step": 2000}]
-# Those that give way to it.
+# Settings that give way to it.
 LESSER: list[dict[str, Any]] = [*FRESH, {"step": 900, "history": HISTORY}]
-# Of a group that trains, as opposed to one that has restored a checkpoint.
+# Of a group that trains, and has not just restored a checkpoint.
 TRAINS: dict[str, Any] = {"members": 2}
 FIRST_AND_SECOND = [
     *((COMMITTED, fresh) for fresh in FRESH),
@@ -78,8 +78,8 @@ def test_a_fresh_founding_gives_way_with_its_settings():
     assert members(desk) == ["quick"]
     done = desk.come("a", step=1000, history=HISTORY, settings=OLD)
     assert done.only(Refused).keys() == {"quick", "another"}
-    told = done.only(Refused)["quick"].differences
-    assert told == (Difference("program", "old", "new"), Difference("shards", "6", "3"))
+    heard = done.only(Refused)["quick"].differences
+    assert heard == (Difference("program", "old", "new"), Difference("shards", "6", "3"))
     assert (members(desk), desk.step, desk.job.history) == (["a"], 1000, HISTORY)
     assert (desk.job.settings, desk.job.total_shards) == (OLD, 6)
 

@@ -199,7 +199,7 @@ def test_it_follows_those_too_that_came_later():
     first = desk.group("s").heal_id
     assert first is not None
     desk.commit()
-    assert desk.group("s").heal_id == first, "it has not said yet that it holds this state"
+    assert desk.group("s").heal_id == first, "it has not reported this state yet"
     done = desk.ready("s")
     assert done.only(Release) == {"b": Release(first)}
     heal = done.only(Heal)["s"]
@@ -243,7 +243,7 @@ def test_relieved_in_the_middle_of_a_step_it_follows_from_that_step():
 
 
 def test_relieved_before_it_had_the_last_sum_it_fetches_the_state():
-    # It never said that it holds state 1. Its heal is over, so it could not get that sum any more.
+    # It never reported state 1. Its heal is over, so it could not get that sum any more.
     desk = together("a", "b")
     desk.commit()
     desk.close("a")
@@ -358,7 +358,7 @@ def test_a_spare_waits_for_a_regular_group_that_has_died_though_another_has_ende
 
 @pytest.mark.parametrize("spares", [(), ("s",)])
 def test_founders_that_leave_before_the_first_commit_do_not_end_the_job(spares: tuple[str, ...]):
-    # Of those that begin together b has lost its connection, and is about to dial again.
+    # Of the founders b has lost its connection, and is about to dial again.
     desk = together("a", "b", spares=spares, min_replicas=2 + len(spares))
     desk.close("b")
     desk.leave("a", finished=True)
@@ -389,7 +389,7 @@ def test_one_that_was_called_up_and_lacks_the_last_sum_gets_that_first():
     assert (members(desk), desk.step) == (["a", "s"], 2)
     desk.leave("a", finished=True)
     assert desk.tick().only(Finished) == {}
-    assert desk.job.groups["a"].phase is GroupPhase.LEAVING  # it is the only one that can give that sum
+    assert desk.job.groups["a"].phase is GroupPhase.LEAVING  # no other group can give that sum
     done = desk.ready("s")
     assert done.only(Finished) == {"s": Finished(Step(2))}
     assert "a" in done.only(Goodbye)
@@ -424,7 +424,7 @@ def test_a_relieved_spare_that_holds_the_last_state_resumes_the_job_from_it():
 
 
 def test_a_spare_that_stands_by_again_is_not_known_by_the_digest_of_its_first_state():
-    """It founded the job. That digest beside the newer step would halt the job when all others have died."""
+    """It founded the job. That digest with the newer step would halt the job when all others have died."""
     desk = Desk.open()
     desk.come("s", digest="fresh", spare=True)
     desk.tick()

@@ -1,4 +1,4 @@
-"""Which donors keep which stripe for a joiner, and what happens if one of them is lost."""
+"""Which donors keep which stripe for a joiner, and what happens if a donor is lost."""
 
 from collections import Counter
 
@@ -121,8 +121,8 @@ def test_if_that_fails_too_it_is_stripes_again():
         desk.heal_failed("new")
         waited = [done for done in desk.wait(10.2) if done.only(Pin)]
         asked.append(asked_by(waited[0]))
-    assert [len(one) for one in asked] == [7, 4, 7, 4]
-    assert [WHOLE in one.values() for one in asked] == [True, False, True, False]
+    assert [len(each) for each in asked] == [7, 4, 7, 4]
+    assert [WHOLE in each.values() for each in asked] == [True, False, True, False]
 
 
 def test_after_a_heal_that_succeeded_it_is_stripes_again():
@@ -180,7 +180,7 @@ def test_one_donor_of_four_is_not_believed_where_others_can_tell(how: str):
     assert not done.only(Heal)
     left = set(GROUPS) - set(others) if how == "die" else set(GROUPS)
     assert asked_by(done) == dict.fromkeys(left, WHOLE)
-    assert any(f"only {first} of 4 donors has told the digest" in report for report in done.reports)
+    assert any(f"only {first} of 4 donors has sent the digest" in report for report in done.reports)
 
 
 def test_donors_that_all_say_nothing_serve_their_stripes():

@@ -120,7 +120,7 @@ def test_groups_that_may_come_back_have_as_long_as_they_would_have_had() -> None
     suspend(desk)
     desk.tick(0.0)
     desk.wait(Options().heartbeat_timeout_s - 2.0)
-    assert desk.step == 3, "no decision before those that hold step 3 had their time"
+    assert desk.step == 3, "no decision before the holders of step 3 had their time"
     desk.come("a", step=3, incarnation=1, history=desk.job.history)
     assert desk.step == 3
 
@@ -144,15 +144,15 @@ def test_a_holder_whose_hello_is_unread_is_waited_for() -> None:
 
 
 def pinning(digest: int) -> Desk:
-    """Three members, of which the last tells another digest of its state for a heal, with messages unread."""
+    """Three members, of which the last sends another digest of its state for a heal, with messages unread."""
     desk = trained("a", "b", "c")
     desk.tells_digests = False
     desk.come("joiner", digest="fresh")
     suspend(desk)
     desk.tick(0.0)
-    for name, told in (("a", 7), ("b", 7), ("c", digest)):
+    for name, heard in (("a", 7), ("b", 7), ("c", digest)):
         if "joiner" in desk.job.groups and desk.group("joiner").pinned_step is not None:
-            desk.pinned(name, "joiner", told)
+            desk.pinned(name, "joiner", heard)
     return desk
 
 

@@ -8,7 +8,7 @@ from jaxft_protocol.messages import Evicted, Heal, Welcome
 
 from tests.protocol.coordinator.helpers import Desk, members
 
-TERM = 100  # what the clock says
+TERM = 100  # by the clock
 
 
 def fresh(**options: float) -> Desk:
@@ -19,13 +19,13 @@ def fresh(**options: float) -> Desk:
 def welcomed(desk: Desk, name: str, term: int, incarnation: int = 1) -> int | None:
     """The term under which a group that has met `term` is welcomed; None if it is turned away."""
     done = desk.hello(name, incarnation, term=term)
-    told = done.only(Welcome)[name].term
-    assert (name in desk.job.groups) == (told >= term)
-    if told < term:
+    heard = done.only(Welcome)[name].term
+    assert (name in desk.job.groups) == (heard >= term)
+    if heard < term:
         assert done.closed == [name]
         desk.sessions.pop(name)
         return None
-    return told
+    return heard
 
 
 @pytest.mark.parametrize("met", [TERM, TERM + 1, TERM + 10**9])
@@ -81,9 +81,9 @@ def test_where_nobody_leads_them_it_begins_again_with_what_they_bring():
     done = desk.hello("b", term=200)
     assert done.only(Welcome)["b"].term == 201
     assert done.closed == ["a"]
-    told = done.only(Evicted)["a"]
-    assert told.may_return
-    assert "group 'b' has met a coordinator of term 200" in told.reason
+    heard = done.only(Evicted)["a"]
+    assert heard.may_return
+    assert "group 'b' has met a coordinator of term 200" in heard.reason
     assert desk.job.frontier is None
     assert desk.job.last_quorum_id == quorum_id
     desk.join("b", step=40, digest="", history=9)
@@ -93,7 +93,7 @@ def test_where_nobody_leads_them_it_begins_again_with_what_they_bring():
 
 
 def test_with_a_store_nothing_is_learned():
-    """A higher term than the store's is that of a coordinator which has taken the store over."""
+    """A higher term than the store's belongs to a coordinator which has taken the store over."""
     desk = fresh(durable=True)
     for _ in range(30):
         assert welcomed(desk, "a", TERM + 1) is None
@@ -104,12 +104,12 @@ def test_with_a_store_nothing_is_learned():
 def test_with_a_store_it_says_once_what_to_do_if_no_other_leads():
     """Such as on an emptied folder, on a machine whose clock is behind."""
     desk = fresh(durable=True)
-    said: list[str] = []
+    logged: list[str] = []
     for _ in range(30):
-        said += desk.hello("a", term=TERM + 1).reports
+        logged += desk.hello("a", term=TERM + 1).reports
         desk.job = durable.emptied(desk.job)  # as the shell does
         desk.wait(1.0)
-    assert said == [
+    assert logged == [
         f"[job] turns a away: it has met a coordinator of term {TERM + 1}, and this one has term {TERM} from its "
         "store. If no other coordinator leads, this store was emptied or restored, and the clock of this machine is "
         "behind: set it right, and restart this coordinator"
@@ -146,10 +146,10 @@ def test_nobody_is_welcomed_under_a_lower_term_than_it_has_met(course: list[tupl
         term = max(term, met.get(name, 0))
         if name in desk.job.groups:
             desk.close(name)
-        told = welcomed(desk, name, term, incarnation + 1)
-        if told is not None:
-            assert told >= term
-            met[name] = told
+        heard = welcomed(desk, name, term, incarnation + 1)
+        if heard is not None:
+            assert heard >= term
+            met[name] = heard
             desk.join(name)
         assert all(met[group] == desk.job.term for group in desk.job.groups)
         desk.wait(pause_s)

@@ -413,7 +413,7 @@ def test_a_vote_without_a_quorum_does_not_count():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_vote_is_given_once(first: bool):
+def test_a_vote_is_given_once(*, first: bool):
     desk = running("a", "b")
     for ok in (first, not first):
         desk.say("a", Vote(QuorumId(1), Step(0), ok, () if ok else (GroupName("b"),), ""))
@@ -435,7 +435,7 @@ def test_a_member_that_reconnects_before_the_commit_is_not_taken_for_one_that_ha
     assert desk.group("c").phase is GroupPhase.READY
     done = desk.vote("b")
     assert committed(done) == ["a", "b"]
-    # It is let in at the boundary, with the log of what it lacks, and does not donate until it has caught up.
+    # It is let in at the boundary, with the log of the missing sum, and does not donate until it has caught up.
     assert members(desk) == ["a", "b", "c"]
     heals = desk.come("d", digest="fresh").only(Heal)
     assert [donor.group for donor in heals["d"].donors] == ["a", "b"]
@@ -452,7 +452,7 @@ def test_a_member_that_reconnects_is_back_with_the_next_try():
 
 
 def test_a_new_incarnation_on_an_old_seat_makes_a_new_quorum():
-    # The same names and the same shards, but one of them at another address and with another state.
+    # The same names and the same shards, but a member at another address and with another state.
     desk = running("a", "b", "c")
     desk.vote("a")
     desk.close("b")

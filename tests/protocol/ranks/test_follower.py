@@ -32,7 +32,7 @@ def heard(*orders: Order) -> Follower:
 
 
 def test_orders_are_taken_in_their_order() -> None:
-    orders = (APPLY, Decided("go on", True), Judged("heal#1", Verdict("broke")), Directed(None))
+    orders = (APPLY, Decided("go on", value=True), Judged("heal#1", Verdict("broke")), Directed(None))
     follower, taken = heard(*orders), list[Order | None]()
     for order in orders:
         about = "" if isinstance(order, Directed) else order.what

@@ -122,14 +122,14 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
     ),
     "an old quorum": (working(2), Received(quorum(1, 0)), "quorum 1 comes after quorum 2"),
     "the same quorum again": (working(), Received(quorum(1, 0)), "quorum 1 comes after quorum 1"),
-    "a quorum for one that has not joined": (
+    "a quorum before the join": (
         connected().hear(welcome()),
         Received(quorum(1, 0)),
         "NewQuorum is illegal while the group is present",
     ),
-    "a quorum for one that heals": (healing(), Received(quorum(1, 3)), "NewQuorum is illegal while"),
+    "a quorum during a heal": (healing(), Received(quorum(1, 3)), "NewQuorum is illegal while"),
     "a second welcome": (working(), Received(welcome()), "Welcome is illegal while the group is working"),
-    "a state for one that applies": (
+    "a state for a group that applies": (
         applying(),
         Received(heal(5, 3)),
         "Heal is illegal while the group is applying",
@@ -139,12 +139,12 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
         Received(FrontierMoved(Step(4))),
         "FrontierMoved is illegal while",
     ),
-    "a pin for one that holds nothing": (
+    "a pin for a group that holds nothing": (
         connected().hear(welcome()),
         Received(Pin(HealId(1), Step(0))),
         "Pin is illegal while the group is present",
     ),
-    "a goodbye to one that stays": (
+    "a goodbye to a group that stays": (
         working(),
         Received(Goodbye()),
         "Goodbye is illegal while the group is working",
@@ -166,7 +166,7 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
         "outcome of step 0 in quorum 2 is illegal while the group is working at step 0 in quorum 1",
     ),
     "a vote on another step": (working(), Exchanged(QuorumId(1), Step(1)), "outcome of step 1 in quorum 1"),
-    "what was not committed is applied": (
+    "an uncommitted step is applied": (
         voted(),
         Applied(Step(1)),
         "Applied is illegal while the group is voted",
@@ -176,7 +176,7 @@ ILLEGAL: dict[str, tuple[Group, Event, str]] = {
     "a heal that was not under way": (voted(), HealBroke(HealId(5), ""), "HealBroke is illegal while"),
     "another state in a step": (working(), Prepared(Step(9), 0xD1), "Prepared is illegal while"),
     "to leave twice": (LEAVING, LeaveNow(finished=False), "LeaveNow is illegal while the group is leaving"),
-    "what is no event": (working(), "nonsense", "str is not an event"),  # pyright: ignore[reportAssignmentType]
+    "no event": (working(), "nonsense", "str is not an event"),  # pyright: ignore[reportAssignmentType]
 }
 
 
@@ -194,7 +194,7 @@ LATE: dict[str, tuple[Group, Event, str]] = {
     "an attempt from which it was relieved": (
         working().hear(heal(5, 3)),
         OUTCOME,
-        "other groups replaced this one",
+        "other groups replaced this group",
     ),
     "an attempt of an older quorum": (working(2), OUTCOME, "quorum 1 has been replaced by quorum 2"),
     "an attempt of a job that is over": (finished(), OUTCOME, "the job is over"),
@@ -211,12 +211,12 @@ LATE: dict[str, tuple[Group, Event, str]] = {
     ),
     "a heal after the end": (failed(), Received(heal(6, 3)), "stream has not ended yet"),
     "a heal after Goodbye": (finished().hear(Goodbye()), Received(heal(6, 3)), "stream has not ended yet"),
-    "a stream for one that has left": (
+    "a stream for a group that has left": (
         Group().on(LeaveNow(finished=False)),
         Connected(),
         "left while the stream",
     ),
-    "a welcome to one that has left": (
+    "a welcome to a group that has left": (
         connected().on(LeaveNow(finished=False)),
         Received(Welcome(1000)),
         "stream has not ended yet",
@@ -229,7 +229,7 @@ def test_what_was_overtaken_is_dropped_for_a_reason(name: str):
     group, event, text = LATE[name]
     assert text in legal.late(group.replica, event)
     before = group.phase
-    assert group.on(event).said == []
+    assert group.on(event).sent == []
     assert group.phase is before
 
 

@@ -85,7 +85,7 @@ DONORS = (Member(GroupName("b"), Incarnation(1), "b:1"),)
 
 @dataclass
 class Group:
-    """One replica and what it has done, driven event by event."""
+    """One replica and its effects, driven event by event."""
 
     replica: Replica = field(default_factory=lambda: Replica(ME, 60.0, offline_since_s=0.0))
     now_s: float = 0.0
@@ -116,7 +116,7 @@ class Group:
         return machine.directive(self.replica)
 
     @property
-    def said(self) -> list[GroupMessage]:
+    def sent(self) -> list[GroupMessage]:
         return [effect.message for effect in self.effects if isinstance(effect, Send)]
 
     @property
@@ -188,35 +188,35 @@ def failed() -> Group:
 def test_it_says_hello_as_soon_as_the_stream_is_there():
     group = connected()
     assert group.phase is Phase.GREETING
-    assert group.said == [Hello("job", GroupName("a"), Incarnation(7), "a:1", stream=1)]
+    assert group.sent == [Hello("job", GroupName("a"), Incarnation(7), "a:1", stream=1)]
     assert group.directive == Wait("the coordinator coordinator:29510 (connecting)")
 
 
 def test_its_streams_are_counted_so_that_a_late_hello_is_known_as_one():
     again = connected().hear(welcome()).on(Disconnected("")).on(Connected())
-    assert [hello.stream for hello in again.said if isinstance(hello, Hello)] == [2]
+    assert [hello.stream for hello in again.sent if isinstance(hello, Hello)] == [2]
 
 
 def test_it_is_present_while_the_programs_compile():
     group = connected().hear(welcome())
     assert group.phase is Phase.PRESENT
-    assert group.said == []
+    assert group.sent == []
     assert isinstance(group.directive, Wait)
 
 
 def test_it_joins_when_both_programs_are_compiled():
     group = joining(step=4)
     assert group.phase is Phase.JOINING
-    assert group.said == [Join(Step(4), DIGEST, SETTINGS, QuorumId(0), 2)]
+    assert group.sent == [Join(Step(4), DIGEST, SETTINGS, QuorumId(0), 2)]
 
 
 @pytest.mark.parametrize("early", [Group, connected])
 def test_programs_that_were_compiled_before_the_welcome_join_with_it(early):
     group = early().on(Prepared(Step(0), 0xD1, SETTINGS))
-    assert group.said == []
+    assert group.sent == []
     if group.phase is Phase.OFFLINE:
         group.on(Connected())
-    assert group.hear(welcome()).said == [Join(Step(0), DIGEST, SETTINGS)]
+    assert group.hear(welcome()).sent == [Join(Step(0), DIGEST, SETTINGS)]
 
 
 def test_a_refusal_is_an_error_that_lists_what_differs():
@@ -279,15 +279,15 @@ def test_a_quorum_of_many_is_a_line_that_people_can_read():
 
 def test_a_finished_exchange_is_a_vote_and_no_commit():
     group = voted()
-    assert group.said == [Vote(QuorumId(1), Step(0), ok=True)]
+    assert group.sent == [Vote(QuorumId(1), Step(0), ok=True)]
     assert group.phase is Phase.VOTED
     assert group.directive == Wait("the decision on step 0: the votes of b, or the coordinator's store")
 
 
 def test_a_broken_exchange_is_a_vote_that_names_whom_and_why():
     group = working().on(ExchangeBroke(QuorumId(1), Step(0), (GroupName("b"),), "b closed its connection"))
-    vote = Vote(QuorumId(1), Step(0), False, (GroupName("b"),), "b closed its connection")
-    assert group.said == [vote]
+    vote = Vote(QuorumId(1), Step(0), ok=False, accused=(GroupName("b"),), reason="b closed its connection")
+    assert group.sent == [vote]
     assert group.phase is Phase.VOTED
 
 
@@ -296,21 +296,21 @@ def test_a_broken_exchange_is_a_vote_that_names_whom_and_why():
 )
 def test_the_end_of_an_older_attempt_is_no_vote(group: Group):
     before = group.phase
-    assert group.on(Exchanged(QuorumId(1), Step(0))).said == []
-    assert group.on(ExchangeBroke(QuorumId(1), Step(0), (), "")).said == []
+    assert group.on(Exchanged(QuorumId(1), Step(0))).sent == []
+    assert group.on(ExchangeBroke(QuorumId(1), Step(0), (), "")).sent == []
     assert group.phase is before
 
 
 def test_the_end_of_an_older_attempt_changes_nothing_while_a_commit_is_applied():
     group = voted().hear(commit(1, 0))
     assert group.phase is Phase.APPLYING
-    assert group.on(ExchangeBroke(QuorumId(1), Step(0), (GroupName("b"),), "b went away")).said == []
+    assert group.on(ExchangeBroke(QuorumId(1), Step(0), (GroupName("b"),), "b went away")).sent == []
     assert group.phase is Phase.APPLYING
 
 
 @pytest.mark.parametrize("group", [joining(), healing(), following(), failed()])
 def test_nobody_votes_outside_an_attempt(group: Group):
-    assert group.on(Exchanged(QuorumId(1), Step(0))).said == []
+    assert group.on(Exchanged(QuorumId(1), Step(0))).sent == []
 
 
 def test_of_an_attempt_that_is_over_the_digest_is_kept():
@@ -328,7 +328,7 @@ def test_without_a_new_quorum_the_next_step_is_tried_in_the_same_one():
     group = applying().on(Applied(Step(1)))
     assert group.phase is Phase.WORKING
     assert group.directive == Attempt(quorum(1, 0), Step(1))
-    assert group.on(Exchanged(QuorumId(1), Step(1))).said == [Vote(QuorumId(1), Step(1), ok=True)]
+    assert group.on(Exchanged(QuorumId(1), Step(1))).sent == [Vote(QuorumId(1), Step(1), ok=True)]
 
 
 def test_the_next_quorum_rides_on_the_commit():
@@ -384,23 +384,23 @@ def test_a_heal_is_carried_out():
 def test_a_healed_group_at_the_frontier_is_ready():
     group = following()
     assert group.phase is Phase.FOLLOWING
-    assert group.said == [Ready(HealId(5), Step(3))]
+    assert group.sent == [Ready(HealId(5), Step(3))]
     assert group.directive == Wait("the boundary after step 3, to enter the quorum")
 
 
 def test_it_replays_step_by_step_what_the_job_has_committed_meanwhile():
     group = healing().hear(FrontierMoved(Step(4)), FrontierMoved(Step(5)))
-    assert group.on(Healed(HealId(5), Step(3))).said == []
+    assert group.on(Healed(HealId(5), Step(3))).sent == []
     assert group.directive == Replay(heal(5, 3), Step(3), Step(5))
-    assert group.on(Replayed(HealId(5), Step(4))).said == []
+    assert group.on(Replayed(HealId(5), Step(4))).sent == []
     assert group.directive == Replay(heal(5, 3), Step(4), Step(5))
-    assert group.on(Replayed(HealId(5), Step(5))).said == [Ready(HealId(5), Step(5))]
+    assert group.on(Replayed(HealId(5), Step(5))).sent == [Ready(HealId(5), Step(5))]
 
 
 def test_it_follows_while_it_waits_for_the_boundary():
     group = following().hear(FrontierMoved(Step(4)))
     assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
-    assert group.on(Replayed(HealId(5), Step(4))).said == [Ready(HealId(5), Step(4))]
+    assert group.on(Replayed(HealId(5), Step(4))).sent == [Ready(HealId(5), Step(4))]
 
 
 def test_it_takes_part_at_once_in_a_quorum_for_the_step_it_stands_at():
@@ -411,7 +411,7 @@ def test_let_in_with_a_commit_it_gets_the_last_sum_first_and_says_so():
     group = following().hear(FrontierMoved(Step(4)), quorum(2, 4))
     assert group.directive == Replay(heal(5, 3), Step(3), Step(4))
     group.on(Replayed(HealId(5), Step(4)))
-    assert group.said == [Ready(HealId(5), Step(4))]
+    assert group.sent == [Ready(HealId(5), Step(4))]
     assert group.directive == Attempt(quorum(2, 4), Step(4))
 
 
@@ -424,23 +424,23 @@ def test_a_retry_while_it_gets_the_last_sum_is_taken_up_afterwards():
 @pytest.mark.parametrize("group", [healing(), following()])
 def test_a_heal_that_fails_is_reported_and_another_one_awaited(group: Group):
     group.on(HealBroke(HealId(5), "no donor answers"))
-    assert group.said == [HealFailed(HealId(5), "no donor answers", group.replica.step)]
+    assert group.sent == [HealFailed(HealId(5), "no donor answers", group.replica.step)]
     assert group.phase is Phase.JOINING
     assert group.hear(heal(6, 4)).directive == HealFrom(heal(6, 4))
 
 
 def test_the_end_of_a_heal_that_was_given_up_moves_the_step_and_nothing_else():
     group = healing().on(HealBroke(HealId(5), "")).hear(heal(6, 4)).on(Healed(HealId(5), Step(3)))
-    assert group.said == []
+    assert group.sent == []
     assert (group.phase, group.replica.step) == (Phase.HEALING, 3)
-    assert group.on(HealBroke(HealId(5), "")).said == []
+    assert group.on(HealBroke(HealId(5), "")).sent == []
 
 
 def test_what_it_joined_with_is_not_what_it_holds_after_a_heal():
     # Healed to the step that it came with: the number is the same, the state is the founders'.
     group = joining().hear(heal(5, 0)).on(Healed(HealId(5), Step(0)))
     group.on(Disconnected("")).on(Connected()).hear(welcome(0))
-    assert group.said == [Join(Step(0), DIGEST, SETTINGS, QuorumId(0), 2, members=0)]
+    assert group.sent == [Join(Step(0), DIGEST, SETTINGS, QuorumId(0), 2, members=0)]
 
 
 def test_donors_pin_and_release():
@@ -507,20 +507,20 @@ def test_a_lost_stream_is_mentioned_once():
 
 def test_it_comes_back_with_the_step_it_holds_and_the_highest_quorum_it_has_seen():
     group = applying().on(Applied(Step(1))).on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
-    assert group.said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+    assert group.sent == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
     assert group.phase is Phase.JOINING
 
 
 def test_the_digest_is_said_again_while_its_first_state_has_not_moved():
     group = working().on(Disconnected("")).on(Connected()).hear(welcome(0))
-    assert group.said == [Join(Step(0), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+    assert group.sent == [Join(Step(0), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
 
 
 def test_a_commit_that_it_missed_is_told_by_welcome():
     group = voted().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
     assert group.directive == Apply(QuorumId(1), Step(0))
-    assert group.said == []
-    assert group.on(Applied(Step(1))).said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+    assert group.sent == []
+    assert group.on(Applied(Step(1))).sent == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
 
 
 @pytest.mark.parametrize("frontier", [welcome(0), welcome(1, 2), welcome(2, 1), welcome()])
@@ -541,19 +541,19 @@ def test_a_commit_that_it_heard_is_applied_before_it_joins_again(frontier: Welco
     # store would found the job on it.
     group = applying().on(Disconnected("")).on(Connected()).hear(frontier)
     assert group.directive == Apply(QuorumId(1), Step(0))
-    assert group.said == []
-    assert [message.step for message in group.on(Applied(Step(1))).said if isinstance(message, Join)] == [1]
+    assert group.sent == []
+    assert [message.step for message in group.on(Applied(Step(1))).sent if isinstance(message, Join)] == [1]
 
 
 def test_an_application_that_ends_while_it_is_offline_counts():
     group = applying().on(Disconnected("")).on(Applied(Step(1))).on(Connected()).hear(welcome(1, 1))
-    assert group.said == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
+    assert group.sent == [Join(Step(1), DIGEST, SETTINGS, QuorumId(1), 2, members=2)]
 
 
 def test_heals_do_not_outlive_the_stream_at_the_joiner():
     group = following().on(Disconnected("")).on(Connected()).hear(welcome(4, 2))
     assert group.phase is Phase.JOINING
-    assert group.on(Replayed(HealId(5), Step(4))).said == []
+    assert group.on(Replayed(HealId(5), Step(4))).sent == []
     assert group.replica.step == 4
 
 
@@ -564,8 +564,8 @@ def test_heals_do_not_outlive_the_stream_at_the_donor():
 
 
 def test_an_eviction_ends_in_another_try():
-    group = working().hear(Evicted("b says: timed out", may_return=True))
-    assert group.notes == ["evicted: b says: timed out; comes back as a joiner"]
+    group = working().hear(Evicted("b: timed out", may_return=True))
+    assert group.notes == ["evicted: b: timed out; comes back as a joiner"]
     assert group.on(Disconnected("ended")).phase is Phase.OFFLINE
     assert group.on(Connected()).hear(welcome(4, 3), heal(5, 4)).directive == HealFrom(heal(5, 4))
 
@@ -587,20 +587,20 @@ def test_an_eviction_for_good_is_an_error():
 @pytest.mark.parametrize("group", [joining(), working(), healing(), working().on(LeaveNow(finished=True))])
 def test_heartbeats_go_out_at_the_interval_that_welcome_named(group: Group):
     group.now_s = 0.9
-    assert group.on(Tick()).said == []
+    assert group.on(Tick()).sent == []
     group.now_s = 1.0
-    assert group.on(Tick()).said == [Heartbeat()]
-    assert group.on(Tick()).said == []
+    assert group.on(Tick()).sent == [Heartbeat()]
+    assert group.on(Tick()).sent == []
 
 
 def test_heartbeats_say_what_the_training_thread_does():
     group = working()
-    said: list[GroupMessage] = []
+    sent: list[GroupMessage] = []
     for second, (away, progress) in enumerate([(True, 0), (False, 3), (False, 3), (False, 4)], start=1):
         group.now_s = float(second)
         group.hear(Alive())
-        said += group.on(Tick((QuorumId(1), Step(0)), away, progress)).said
-    assert said == [
+        sent += group.on(Tick((QuorumId(1), Step(0)), away, progress)).sent
+    assert sent == [
         Heartbeat(QuorumId(1), Step(0), away=True),
         Heartbeat(QuorumId(1), Step(0), moves=True),
         Heartbeat(QuorumId(1), Step(0)),
@@ -632,7 +632,7 @@ def test_one_that_is_stood_aside_is_not_frightened():
 @pytest.mark.parametrize("group", [Group(), connected(), failed(), finished().hear(Goodbye())])
 def test_without_a_session_there_are_no_heartbeats(group: Group):
     group.now_s = 10.0
-    assert group.on(Tick()).said == []
+    assert group.on(Tick()).sent == []
 
 
 def test_a_coordinator_that_never_answers_is_an_error():
@@ -712,9 +712,9 @@ def test_waiting_for_other_groups_is_never_an_error():
 
 @pytest.mark.parametrize("group", [joining(), working(), voted(), healing(), following()])
 @pytest.mark.parametrize("at_its_end", [True, False])
-def test_it_says_that_it_leaves_and_stays_until_goodbye(group: Group, at_its_end: bool):
+def test_it_says_that_it_leaves_and_stays_until_goodbye(group: Group, *, at_its_end: bool):
     group = replace(group)
-    assert group.on(LeaveNow(at_its_end)).said == [Leave(at_its_end)]
+    assert group.on(LeaveNow(at_its_end)).sent == [Leave(at_its_end)]
     assert group.phase is Phase.LEAVING
     assert group.directive == Wait(f"the coordinator {ME.coordinator} to let this group go")
     assert group.hear(Goodbye()).phase is Phase.LEFT
@@ -741,7 +741,7 @@ FOR_WHOM = Received(Waiting("b to fetch this group's state", held=True))
     ],
 )
 def test_a_group_that_leaves_waits_for_the_joiners_that_it_is_told(group: Group, events: tuple[Event, ...]):
-    """Also one that hears it after the job has finished, and before its loop comes to its end."""
+    """Also a group that hears it after the job has finished, and before its loop comes to its end."""
     group = replace(group)
     for event in events:
         group.on(event)
@@ -758,7 +758,7 @@ def test_what_a_group_waited_for_before_it_leaves_is_not_why_it_stays():
 @pytest.mark.parametrize("group", [Group(), connected()])
 def test_without_a_session_it_leaves_at_once(group: Group):
     assert group.on(LeaveNow(finished=False)).phase is Phase.LEFT
-    assert group.said == []
+    assert group.sent == []
 
 
 def test_a_leaver_goes_when_its_stream_is_lost():
@@ -791,14 +791,14 @@ def test_a_leaver_does_not_wait_for_ever():
 def test_a_leaver_is_not_called_back_by_what_crossed_its_leave(message: CoordinatorMessage, start):
     group = start().on(LeaveNow(finished=False)).hear(message)
     assert group.phase is Phase.LEAVING
-    assert group.said == []
+    assert group.sent == []
 
 
 @pytest.mark.parametrize("event", [Healed(HealId(5), Step(3)), HealBroke(HealId(5), "")])
 def test_a_leaver_is_not_called_back_by_its_own_heal(event: Event):
     group = healing().on(LeaveNow(finished=False)).on(event)
     assert group.phase is Phase.LEAVING
-    assert group.said == []
+    assert group.sent == []
 
 
 def test_a_finished_job_is_told_with_its_last_step():
@@ -819,7 +819,7 @@ def test_after_the_end_there_is_nothing_to_wait_for():
 
 def test_a_joiner_that_has_caught_up_leaves_a_finished_job_like_the_others():
     group = finished().on(LeaveNow(finished=True))
-    assert group.said == [Leave(finished=True)]
+    assert group.sent == [Leave(finished=True)]
     assert group.phase is Phase.LEAVING
 
 

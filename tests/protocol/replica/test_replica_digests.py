@@ -38,8 +38,8 @@ from .test_replica import DONORS, SETTINGS, Group, applying, commit, connected, 
 PIN = Pin(HealId(2), Step(0))
 
 
-def told(group: Group) -> list[Pinned]:
-    return [message for message in group.said if isinstance(message, Pinned)]
+def heard(group: Group) -> list[Pinned]:
+    return [message for message in group.sent if isinstance(message, Pinned)]
 
 
 def slow(group: Group) -> Group:
@@ -61,27 +61,27 @@ def moved() -> Group:
 
 def test_one_that_comes_back_takes_the_digest_of_what_it_holds_before_it_joins():
     group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
-    assert (group.phase, group.said, group.directive) == (Phase.PRESENT, [], TakeDigest(Step(1)))
-    (join,) = group.on(Digested(Step(1), 0xABC)).said
+    assert (group.phase, group.sent, group.directive) == (Phase.PRESENT, [], TakeDigest(Step(1)))
+    (join,) = group.on(Digested(Step(1), 0xABC)).sent
     assert join == Join(Step(1), 0xABC, SETTINGS, QuorumId(1), 2, members=2)
 
 
 def test_a_digest_that_cannot_be_taken_keeps_no_group_outside():
     group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
-    (join,) = group.on(Digested(Step(1), None)).said
+    (join,) = group.on(Digested(Step(1), None)).sent
     assert isinstance(join, Join)
     assert join.digest is None
 
 
 def test_the_digest_of_a_state_that_it_has_left_says_nothing():
     group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1))
-    assert group.on(Digested(Step(0), 0xABC)).said == []
+    assert group.on(Digested(Step(0), 0xABC)).sent == []
     assert group.directive == TakeDigest(Step(1))
 
 
 def test_a_digest_is_taken_once_for_a_state():
     group = moved().on(Disconnected("")).on(Connected()).hear(welcome(1, 1)).on(Digested(Step(1), 1))
-    assert isinstance(group.on(Disconnected("")).on(Connected()).hear(welcome(1, 1)).said[0], Join)
+    assert isinstance(group.on(Disconnected("")).on(Connected()).hear(welcome(1, 1)).sent[0], Join)
 
 
 def test_one_that_is_busy_is_not_asked():
@@ -97,19 +97,19 @@ def test_it_says_how_many_members_its_last_quorum_had():
 
 
 def test_a_donor_that_knows_the_digest_says_it_at_once():
-    assert told(slow(working()).hear(PIN)) == [Pinned(HealId(2), 0xD1)]
+    assert heard(slow(working()).hear(PIN)) == [Pinned(HealId(2), 0xD1)]
 
 
 def test_the_digest_of_a_vote_answers_a_pin():
     group = moved().hear(Pin(HealId(2), Step(1)))
-    assert (told(group), group.directive) == ([], Attempt(group.replica.quorum, Step(1)))
-    assert told(group.on(Exchanged(QuorumId(1), Step(1), 0xE))) == [Pinned(HealId(2), 0xE)]
+    assert (heard(group), group.directive) == ([], Attempt(group.replica.quorum, Step(1)))
+    assert heard(group.on(Exchanged(QuorumId(1), Step(1), 0xE))) == [Pinned(HealId(2), 0xE)]
 
 
 def test_a_donor_that_waits_for_the_decision_is_asked_for_it():
     group = moved().on(Exchanged(QuorumId(1), Step(1))).hear(Pin(HealId(2), Step(1)))
     assert group.directive == TakeDigest(Step(1))
-    assert told(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
+    assert heard(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
     assert isinstance(group.directive, Wait)
 
 
@@ -118,30 +118,30 @@ def test_the_decision_goes_before_the_digest():
     assert group.directive == Apply(QuorumId(1), Step(1))
     # The training thread takes it before it overwrites the state.
     assert Step(1) in group.replica.digests_due.values()
-    assert told(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
+    assert heard(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
 
 
 def test_a_state_that_it_does_not_hold_yet_is_waited_for():
     group = slow(applying()).hear(Pin(HealId(2), Step(1)))
-    assert told(group) == []
+    assert heard(group) == []
     group.on(Applied(Step(1)))
-    assert told(group.on(Exchanged(QuorumId(1), Step(1), 3))) == [Pinned(HealId(2), 3)]
+    assert heard(group.on(Exchanged(QuorumId(1), Step(1), 3))) == [Pinned(HealId(2), 3)]
 
 
 def test_who_only_logs_takes_no_digest():
-    assert told(slow(working()).hear(Pin(HealId(2), Step(0), log_only=True))) == []
+    assert heard(slow(working()).hear(Pin(HealId(2), Step(0), log_only=True))) == []
 
 
 def test_a_heal_that_is_over_asks_for_nothing():
     group = moved().on(Exchanged(QuorumId(1), Step(1))).hear(Pin(HealId(2), Step(1)), Release(HealId(2)))
     assert isinstance(group.directive, Wait)
-    assert told(group.on(Digested(Step(1), 5))) == []
+    assert heard(group.on(Digested(Step(1), 5))) == []
 
 
 def test_a_leaver_still_tells_the_digest_of_its_last_state():
     group = moved().on(LeaveNow(finished=True)).hear(Pin(HealId(2), Step(1)))
     assert group.directive == TakeDigest(Step(1))
-    assert told(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
+    assert heard(group.on(Digested(Step(1), 5))) == [Pinned(HealId(2), 5)]
     assert group.hear(Goodbye()).phase is Phase.LEFT
 
 

@@ -1,4 +1,4 @@
-"""A group that is drained ends its loop at a boundary; one whose job is paused waits there."""
+"""A group that is drained ends its loop at a boundary; a group of a paused job waits there."""
 
 import pytest
 from jaxft_protocol.messages import Drain, Drained, Evicted, Goodbye, Leave, Paused, QuorumId, Step
@@ -21,13 +21,13 @@ from .test_replica import Group, applying, commit, connected, joining, quorum, v
 
 def test_it_finishes_its_step_then_ends_its_loop_and_leaves():
     group = working().on(DrainNow())
-    assert group.said == [Drain()]
+    assert group.sent == [Drain()]
     assert isinstance(group.directive, Attempt)
     group.on(Exchanged(QuorumId(1), Step(0))).hear(commit(1, 0)).hear(Drained())
     assert group.directive == Apply(QuorumId(1), Step(0))
     group.on(Applied(Step(1)))
     assert (group.phase, group.directive) == (Phase.DRAINED, LeaveJob())
-    assert group.on(LeaveNow(False)).said == [Leave(False)]
+    assert group.on(LeaveNow(finished=False)).sent == [Leave(finished=False)]
     assert group.hear(Goodbye()).phase is Phase.LEFT
 
 
@@ -47,7 +47,7 @@ def test_in_any_other_phase_it_ends_at_once(group: Group):
 
 def test_sigterm_twice_is_said_once():
     group = working().on(DrainNow())
-    assert group.on(DrainNow()).said == []
+    assert group.on(DrainNow()).sent == []
 
 
 def test_without_the_coordinator_nobody_waits_for_it():
@@ -55,7 +55,7 @@ def test_without_the_coordinator_nobody_waits_for_it():
     assert (group.phase, group.directive) == (Phase.LEFT, LeaveJob())
     offline = working().on(Disconnected("gone")).on(DrainNow())
     assert (offline.phase, offline.directive) == (Phase.LEFT, LeaveJob())
-    assert offline.on(Connected()).said == []
+    assert offline.on(Connected()).sent == []
 
 
 def test_a_stream_that_ends_after_the_drain_is_the_end():
@@ -64,7 +64,7 @@ def test_a_stream_that_ends_after_the_drain_is_the_end():
 
 
 def test_after_its_end_it_is_too_late():
-    group = working().hear(Drained()).on(LeaveNow(True)).on(DrainNow())
+    group = working().hear(Drained()).on(LeaveNow(finished=True)).on(DrainNow())
     assert group.phase is Phase.LEAVING
     assert working().on(DrainNow()).hear(Evicted("its state", may_return=True)).phase is Phase.WORKING
 

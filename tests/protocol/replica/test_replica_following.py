@@ -129,32 +129,32 @@ def test_a_greeting_without_an_answer_is_given_up():
 def test_a_heartbeat_says_what_was_computed():
     group = working()
     group.now_s = 2.0
-    assert group.on(Tick((QuorumId(1), Step(0)))).said == [Heartbeat(QuorumId(1), Step(0))]
+    assert group.on(Tick((QuorumId(1), Step(0)))).sent == [Heartbeat(QuorumId(1), Step(0))]
 
 
 @pytest.mark.parametrize("group", [working(), voted()], ids=["working", "voted"])
 def test_one_whose_training_thread_is_at_work_joins_when_that_waits(group: Group):
     group.on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome(0))
     assert group.phase is Phase.PRESENT
-    assert group.said == []
+    assert group.sent == []
     group.on(Idle())
     assert group.phase is Phase.JOINING
-    assert [type(message) for message in group.said] == [Join]
+    assert [type(message) for message in group.sent] == [Join]
 
 
 def test_one_whose_training_thread_compiles_joins_when_it_is_prepared_and_waits():
     group = connected().hear(welcome()).on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome())
     group.on(Prepared(Step(0), 0xD1, total_shards=4))
-    assert group.said == []
-    assert [type(message) for message in group.on(Idle()).said] == [Join]
+    assert group.sent == []
+    assert [type(message) for message in group.on(Idle()).sent] == [Join]
 
 
 def test_a_commit_that_it_learns_of_by_the_welcome_is_applied_before_it_waits():
     group = voted().on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome(1, quorum_id=1))
     assert group.directive == Apply(QuorumId(1), Step(0))
     group.on(Applied(Step(1)))
-    assert (group.phase, group.said) == (Phase.PRESENT, [])
-    (join,) = group.on(Idle()).said
+    assert (group.phase, group.sent) == (Phase.PRESENT, [])
+    (join,) = group.on(Idle()).sent
     assert isinstance(join, Join)
     assert join.step == 1
 

@@ -30,7 +30,7 @@ def away() -> Group:
 
 def test_the_job_is_told_the_text_and_the_shard():
     group = working().on(RAISED)
-    assert group.said == [Vote(QuorumId(1), Step(0), False, reason=RAISED.reason, raised=True, shard=3)]
+    assert group.sent == [Vote(QuorumId(1), Step(0), ok=False, reason=RAISED.reason, raised=True, shard=3)]
     assert group.directive == Wait(
         "the other groups to try step 0, in which this group's code raised an exception"
     )
@@ -41,10 +41,10 @@ def test_its_next_call_joins_with_the_state_that_it_holds():
     assert group.phase is Phase.OFFLINE
     group = _again(group)
     assert group.phase is Phase.PRESENT
-    assert group.said == []
+    assert group.sent == []
     assert not isinstance(group.directive, TakeDigest), "its training thread is elsewhere"
     group.on(Idle())
-    assert [type(message) for message in group.said] == [Join]
+    assert [type(message) for message in group.sent] == [Join]
     assert group.hear(quorum(3, 0)).phase is Phase.WORKING
     assert group.replica.vote is None
 
@@ -74,7 +74,7 @@ def test_an_error_of_the_coordinator_meanwhile_ends_it_as_any_other_group():
 
 def test_a_quorum_that_has_replaced_the_attempt_is_left_as_well():
     group = working().hear(quorum(2, 0, "a")).on(RAISED)
-    assert group.said == [Vote(QuorumId(2), Step(0), False, reason=RAISED.reason, raised=True, shard=3)]
+    assert group.sent == [Vote(QuorumId(2), Step(0), ok=False, reason=RAISED.reason, raised=True, shard=3)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_quorum_that_has_replaced_the_attempt_is_left_as_well():
 )
 def test_after_the_vote_or_without_a_quorum_there_is_nothing_to_report(group: Group):
     phase = group.phase
-    assert group.on(RAISED).said == []
+    assert group.on(RAISED).sent == []
     assert group.phase is phase
 
 

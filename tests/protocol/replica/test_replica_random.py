@@ -1,7 +1,7 @@
 """Any message, at any time: the invariants of `machine.py` hold after each.
 
 The coordinator here is faulty: it sends any message, in any order, and an illegal one ends its stream. The training
-thread is correct: it follows the directive, early or late, and reports what it did, which is never illegal.
+thread is correct: it follows the directive, early or late, and reports its work, which is never illegal.
 A failure prints the shortest sequence of rules that leads to it.
 """
 
@@ -71,7 +71,7 @@ members = tuple(Member(GroupName(n), Incarnation(7), f"{n}:1", (i,)) for i, n in
 quorums = st.builds(
     lambda q, s: NewQuorum(QuorumId(q), Step(s), 2, members, history=HistoryId(9)), numbers, numbers
 )
-said = st.one_of(
+sent = st.one_of(
     st.builds(
         lambda s, q, held, term: Welcome(1000, s, q, held, term), numbers, numbers, st.booleans(), numbers
     ),
@@ -110,14 +110,14 @@ class AnyReplica(RuleBasedStateMachine):
         self.step = 0  # the state that the training thread holds
         self.sums: set[tuple[int, int]] = set()  # the quorums and steps whose sum it holds
         self.votes: set[tuple[int, int]] = set()
-        self.committed: set[tuple[int, int]] = set()  # what a coordinator has committed
+        self.committed: set[tuple[int, int]] = set()  # by a coordinator
         self.pins: set[int] = set()
         self.events = 0
         self.followed = 0  # the highest term of a Welcome that was taken
 
     # ---- what may happen ----
 
-    @rule(message=said)
+    @rule(message=sent)
     @precondition(lambda self: self.replica.phase is not Phase.OFFLINE)
     def hear(self, message: CoordinatorMessage) -> None:
         if isinstance(message, Commit):
@@ -145,7 +145,7 @@ class AnyReplica(RuleBasedStateMachine):
 
     @rule(off_id=OFF_BY, off=OFF_BY, rides=st.booleans())
     @precondition(lambda self: self.replica.vote is not None and self.replica.phase is not Phase.OFFLINE)
-    def hear_a_decision(self, off_id: int, off: int, rides: bool) -> None:
+    def hear_a_decision(self, off_id: int, off: int, *, rides: bool) -> None:
         vote = self.replica.vote
         assert vote is not None
         following = (
@@ -155,14 +155,18 @@ class AnyReplica(RuleBasedStateMachine):
 
     @rule(off_id=OFF_BY, off=OFF_BY, busy=st.booleans())
     @precondition(lambda self: self.replica.vote is not None)
-    def come_back_and_hear_of_the_decision(self, off_id: int, off: int, busy: bool) -> None:
+    def come_back_and_hear_of_the_decision(self, off_id: int, off: int, *, busy: bool) -> None:
         vote = self.replica.vote
         assert vote is not None
         self.on(Disconnected("reset", busy))
         self.on(Connected())
         self.hear(
             Welcome(
-                1000, Step(max(0, vote.step + 1 + off)), QuorumId(max(0, vote.quorum_id + off_id)), True, 4
+                1000,
+                Step(max(0, vote.step + 1 + off)),
+                QuorumId(max(0, vote.quorum_id + off_id)),
+                frontier_held=True,
+                term=4,
             )
         )
 
@@ -172,7 +176,7 @@ class AnyReplica(RuleBasedStateMachine):
         self.on(Connected())
 
     @rule(busy=st.booleans())
-    def disconnect(self, busy: bool) -> None:
+    def disconnect(self, *, busy: bool) -> None:
         self.on(Disconnected("reset", busy))
 
     @rule()
@@ -186,7 +190,7 @@ class AnyReplica(RuleBasedStateMachine):
 
     @rule(finished=st.booleans())
     @precondition(lambda self: self.replica.phase is not Phase.LEAVING)
-    def leave(self, finished: bool) -> None:
+    def leave(self, *, finished: bool) -> None:
         self.on(LeaveNow(finished))
 
     @rule(step=numbers)
@@ -204,7 +208,7 @@ class AnyReplica(RuleBasedStateMachine):
 
     @rule(works=st.booleans())
     @precondition(lambda self: self.prepared)
-    def obey(self, works: bool) -> None:
+    def obey(self, *, works: bool) -> None:
         """The training thread reads its directive and follows it."""
         match machine.directive(self.replica):
             case Attempt(quorum, step):
@@ -231,7 +235,7 @@ class AnyReplica(RuleBasedStateMachine):
 
     # ---- what holds after each event ----
 
-    def on(self, event: Event) -> None:
+    def on(self, event: Event) -> None:  # noqa: C901 (a case for each effect)
         self.events += 1
         before = self.replica
         try:
@@ -283,12 +287,12 @@ class AnyReplica(RuleBasedStateMachine):
         directive = machine.directive(after)
         if isinstance(directive, Attempt):
             assert directive.step == after.step
-            assert (directive.quorum.quorum_id, after.step) not in self.votes, "tries what it has voted on"
+            assert (directive.quorum.quorum_id, after.step) not in self.votes, "tries a step after its vote"
         if isinstance(directive, Apply) and directive.step == self.step:
             attempt = (directive.quorum_id, directive.step)
-            assert attempt in self.sums, "told to apply a sum that it does not hold"
-            assert attempt in self.votes, "told to apply what it did not vote for"
-            assert attempt in self.committed, "told to apply what is not committed"
+            assert attempt in self.sums, "must apply a sum that it does not hold"
+            assert attempt in self.votes, "must apply a step without its vote"
+            assert attempt in self.committed, "must apply an uncommitted step"
         if after.phase is Phase.OFFLINE:
             assert after.offline_since_s is not None
 

@@ -26,7 +26,7 @@ def in_its_job() -> Group:
 
 
 def test_a_group_that_was_in_its_job_is_not_lost_by_a_coordinator_that_refuses_it():
-    """It may hold the only state of the job, and an operator can put right what is wrong."""
+    """It may hold the only state of the job, and an operator can repair the coordinator."""
     group, notes = in_its_job(), []
     for now_s in (120.0, 130.0):
         group.now_s = now_s

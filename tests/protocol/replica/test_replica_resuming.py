@@ -73,9 +73,9 @@ def standing_by(heal_id: int, step: int) -> Heal:
 
 
 def returning(group: Group, frontier_step: int = 0) -> Join:
-    """Let `group` lose its stream and come back; return what it sends."""
+    """Let `group` lose its stream and come back; return its messages."""
     group.on(Disconnected("reset")).on(Connected()).hear(welcome(frontier_step))
-    (join,) = group.said
+    (join,) = group.sent
     assert isinstance(join, Join)
     return join
 
@@ -89,7 +89,7 @@ def test_a_joiner_that_holds_the_frontier_follows_without_fetching():
     assert group.directive == Wait("the boundary after step 0, to enter the quorum")
     group.hear(FrontierMoved(Step(1)))
     assert group.directive == Replay(standing_by(5, 0), Step(0), Step(1))
-    assert group.on(Replayed(HealId(5), Step(1))).said == [Ready(HealId(5), Step(1))]
+    assert group.on(Replayed(HealId(5), Step(1))).sent == [Ready(HealId(5), Step(1))]
 
 
 @pytest.mark.parametrize("group", [working(), voted()])
@@ -98,7 +98,7 @@ def test_a_member_that_is_relieved_in_a_step_follows_from_there(group: Group):
     assert (group.phase, group.replica.quorum) == (Phase.FOLLOWING, None)
     group.hear(FrontierMoved(Step(1)))
     assert group.directive == Replay(standing_by(5, 0), Step(0), Step(1))
-    assert group.on(Replayed(HealId(5), Step(1))).said == [Ready(HealId(5), Step(1))]
+    assert group.on(Replayed(HealId(5), Step(1))).sent == [Ready(HealId(5), Step(1))]
     assert group.hear(quorum(4, 1)).directive == Attempt(quorum(4, 1), Step(1))
 
 
@@ -112,7 +112,7 @@ def test_a_relieved_member_whose_donor_turns_out_corrupt_heals_once_it_has_appli
 
 
 def test_what_was_exchanged_before_it_was_relieved_is_no_vote():
-    assert working().hear(standing_by(5, 0)).on(Exchanged(QuorumId(1), Step(0))).said == []
+    assert working().hear(standing_by(5, 0)).on(Exchanged(QuorumId(1), Step(0))).sent == []
 
 
 def test_a_member_that_is_relieved_with_the_commit_applies_it_first():
@@ -149,7 +149,7 @@ def test_a_member_that_was_a_joiner_once_works_on_after_a_commit():
 
 def test_a_spare_says_for_what_it_waits():
     group = connected().hear(welcome()).on(Prepared(Step(0), 0xD1, SETTINGS, 2, spare=True))
-    (join,) = group.said
+    (join,) = group.sent
     assert isinstance(join, Join)
     assert join.spare
     assert group.hear(standing_by(5, 0)).directive == Wait("the commit of step 0, as a spare")
@@ -157,7 +157,7 @@ def test_a_spare_says_for_what_it_waits():
 
 def test_a_log_that_cannot_be_followed_is_reported_with_the_step_that_it_holds():
     group = joining().hear(standing_by(5, 0), FrontierMoved(Step(2))).on(Replayed(HealId(5), Step(1)))
-    assert group.on(HealBroke(HealId(5), "gone")).said == [HealFailed(HealId(5), "gone", Step(1), HISTORY)]
+    assert group.on(HealBroke(HealId(5), "gone")).sent == [HealFailed(HealId(5), "gone", Step(1), HISTORY)]
     assert group.phase is Phase.JOINING
 
 
@@ -173,8 +173,8 @@ def test_a_log_only_pin_is_passed_on_as_such():
 @pytest.mark.parametrize("end", [Healed(HealId(5), Step(3)), HealBroke(HealId(5), "reset")])
 def test_who_loses_its_stream_in_a_fetch_joins_when_the_fetch_has_stopped(end: Healed | HealBroke):
     group = healing().on(Disconnected("reset", busy=True)).on(Connected()).hear(welcome(4, 2))
-    assert (group.said, group.phase) == ([], Phase.PRESENT)
-    (join,) = group.on(end).said
+    assert (group.sent, group.phase) == ([], Phase.PRESENT)
+    (join,) = group.on(end).sent
     assert isinstance(join, Join)
     assert join.step == (3 if isinstance(end, Healed) else 0)
     assert group.phase is Phase.JOINING
@@ -183,22 +183,22 @@ def test_who_loses_its_stream_in_a_fetch_joins_when_the_fetch_has_stopped(end: H
 def test_in_a_replay_as_well():
     group = following().hear(FrontierMoved(Step(4))).on(Disconnected("reset", busy=True))
     group.on(Connected()).hear(welcome(4, 2))
-    assert group.said == []
-    assert [join.step for join in group.on(Replayed(HealId(5), Step(4))).said if isinstance(join, Join)] == [
+    assert group.sent == []
+    assert [join.step for join in group.on(Replayed(HealId(5), Step(4))).sent if isinstance(join, Join)] == [
         4
     ]
 
 
 def test_what_has_stopped_while_it_was_offline_delays_nothing():
     group = healing().on(Disconnected("reset", busy=True)).on(Healed(HealId(5), Step(3)))
-    assert (group.said, group.phase) == ([], Phase.OFFLINE)
+    assert (group.sent, group.phase) == ([], Phase.OFFLINE)
     join = returning(group, 3)
     assert (join.step, group.phase) == (3, Phase.JOINING)
 
 
 def test_a_second_loss_of_the_stream_does_not_forget_it():
     group = healing().on(Disconnected("reset", busy=True)).on(Connected()).on(Disconnected("refused"))
-    assert group.on(Connected()).hear(welcome(4, 2)).said == []
+    assert group.on(Connected()).hear(welcome(4, 2)).sent == []
 
 
 def test_who_is_idle_joins_at_once():
@@ -220,12 +220,12 @@ def test_a_fresh_state_has_no_history_until_a_step_is_committed_on_it():
 
 def test_a_checkpoints_history_is_said():
     group = connected().hear(welcome(9, 4)).on(Prepared(Step(8), 0xD1, SETTINGS, history=SAVED))
-    assert [join.history for join in group.said if isinstance(join, Join)] == [SAVED]
+    assert [join.history for join in group.sent if isinstance(join, Join)] == [SAVED]
     assert returning(group, 9).history == SAVED
 
 
 @pytest.mark.parametrize("log_only", [True, False])
-def test_a_healed_state_is_of_the_jobs_history(log_only: bool):
+def test_a_healed_state_is_of_the_jobs_history(*, log_only: bool):
     group = connected().hear(welcome()).on(Prepared(Step(0), 0xD1, SETTINGS, history=SAVED))
     group.hear(replace(standing_by(5, 0), log_only=log_only))
     assert group.replica.history == SAVED  # until it has healed
@@ -268,7 +268,7 @@ def test_one_that_is_ahead_of_a_job_that_has_gone_back_heals_back():
     back = Heal(HealId(8), Step(20), DONORS, history=HISTORY)
     assert group.hear(back).directive == HealFrom(back)
     group.on(Healed(HealId(8), Step(20)))
-    assert group.said == [Ready(HealId(8), Step(20))]
+    assert group.sent == [Ready(HealId(8), Step(20))]
     assert group.replica.step == 20
 
 
@@ -324,7 +324,7 @@ def test_for_one_that_goes_a_halt_is_no_error(group: Group):
 @pytest.mark.parametrize("digest", [None, 0, 0x9E30145E19D32AC3])
 def test_the_fingerprint_of_its_state_goes_with_the_vote(digest: int | None):
     group = working().on(Exchanged(QuorumId(1), Step(0), digest))
-    assert group.said == [Vote(QuorumId(1), Step(0), ok=True, digest=digest)]
+    assert group.sent == [Vote(QuorumId(1), Step(0), ok=True, digest=digest)]
 
 
 def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
@@ -335,7 +335,7 @@ def test_one_with_a_state_of_the_jobs_history_waits_for_others_to_resume_with():
 
 
 def test_nor_does_it_wait_forever_if_the_job_takes_its_state_for_fresh():
-    """Such as the first state of a founding that was undone, or one that is distrusted."""
+    """Such as the first state of a founding that was undone, or a distrusted state."""
     group = connected().hear(welcome(9, 4))
     group.on(Prepared(Step(2), 0xD1, SETTINGS, history=HISTORY))
     group.hear(Waiting("step 9 needs 1 groups that hold it, and 0 do (none)", fresh=True))
@@ -365,7 +365,7 @@ def heals_only(frontier_step: int | None) -> Group:
 
 def test_one_that_left_the_checkpoint_to_others_joins_a_job_that_goes_on():
     group = heals_only(20)
-    (join,) = group.said
+    (join,) = group.sent
     assert isinstance(join, Join)
     assert join.history == 0
 
@@ -373,7 +373,7 @@ def test_one_that_left_the_checkpoint_to_others_joins_a_job_that_goes_on():
 @pytest.mark.parametrize("frontier_step", [None, 0])
 def test_it_never_begins_a_job_that_the_coordinator_does_not_know(frontier_step: int | None):
     group = heals_only(frontier_step)
-    assert not any(isinstance(message, Join) for message in group.said)
+    assert not any(isinstance(message, Join) for message in group.sent)
     assert group.directive == ReadCheckpoint()
 
 
@@ -382,7 +382,7 @@ def test_nor_after_the_coordinator_has_lost_its_memory():
     group.on(Disconnected("reset")).on(Connected()).hear(welcome(None))
     assert group.directive == ReadCheckpoint()
     group.on(Prepared(Step(20), 0xD2, SETTINGS, 2, history=HISTORY))
-    (join,) = group.said
+    (join,) = group.sent
     assert isinstance(join, Join)
     assert join.step == 20
 
@@ -398,7 +398,7 @@ def test_it_reads_the_checkpoint_itself_when_those_who_had_read_it_are_gone():
     assert any(isinstance(effect, Close) for effect in group.effects)
     assert isinstance(group.directive, Wait)
     group.on(Disconnected("joins again")).on(Connected()).hear(welcome(20))
-    (join,) = group.said
+    (join,) = group.sent
     assert isinstance(join, Join)
     assert (join.step, join.history) == (20, HISTORY)
 

@@ -13,12 +13,12 @@ class Mutant:
     owner: Any
     attribute: str
     wrap: Callable[[Any], Any]
-    kinds: tuple[str, ...] = ()  # of faults, all others left out: for one that is too rare among all of them
+    kinds: tuple[str, ...] = ()  # of faults, all others left out: if too rare among all
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # to the setting of each seed, too
     seeds: tuple[int, ...] = ()  # where even that is too rare: these alone
 
     def among(self, seeds: int) -> Sequence[int]:
-        """Where to look for it, if so many seeds are to be run."""
+        """Where to look for it, if this number of seeds is to be run."""
         return self.seeds or range(seeds)
 
     @contextlib.contextmanager
@@ -37,7 +37,8 @@ MUTANTS: list[Mutant] = []
 def mutant(
     owner: Any, attribute: str, *kinds: str, seeds: tuple[int, ...] = (), **changes: Any
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Register a function that takes the original and returns what stands in its place; its docstring tells why."""
+    """Register a function that takes the original and returns what stands in its place; its docstring has the
+    reason."""
 
     def register(wrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
         name = wrap.__name__.removeprefix("_").replace("_", " ")

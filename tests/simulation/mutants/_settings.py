@@ -4,7 +4,7 @@ from typing import Any
 
 
 def of(groups: int, **changes: Any) -> dict[str, Any]:
-    """So many groups, of which none is a spare, differs or leaves early, with streams that hold."""
+    """Groups of which none is a spare, differs or leaves early, with streams that hold."""
     return {
         "names": tuple(f"group-{number}" for number in range(groups)),
         "spares": frozenset[str](),
@@ -32,7 +32,7 @@ ELEVEN = of(11, spares=frozenset({"group-9", "group-10"}), shards=9, min_replica
 
 
 def supervised(groups: int, **changes: Any) -> dict[str, Any]:
-    """So many groups that a launcher starts, and nothing else."""
+    """Groups that a launcher starts, and nothing else."""
     quiet = {"unreadable": None, "raises": False, "memoryless": False, "die_at_end": False, "weighted": False}
     timing = {"starts_s": 0.2, "brings": 0, "storm_s": 5.0, "failure_timeout_s": 6.0, "exchange_s": 0.006}
     return of(

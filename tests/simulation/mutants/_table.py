@@ -18,7 +18,7 @@ SEEDS = 1500
 
 
 def hunt(name: str, seeds: int) -> tuple[str, list[Finding]]:
-    """Look for one mutant in so many seeds. What the cores do without it as well is not due to it."""
+    """Look for one mutant in some seeds. Findings without it as well are not due to it."""
     (found,) = (mutant for mutant in MUTANTS if mutant.name == name)
     with found.planted():
         findings = run_seeds(found.among(seeds), kinds=found.kinds, changes=found.changes).findings
@@ -26,7 +26,7 @@ def hunt(name: str, seeds: int) -> tuple[str, list[Finding]]:
 
 
 def is_due_to(found: Mutant, finding: Finding) -> bool:
-    """Whether nothing is found in this seed without the planted bug; and the bug is not one of the mutant itself."""
+    """Whether nothing is found in this seed without the planted bug; and the mutant itself has no bug."""
     if finding.text.startswith(("AttributeError", "NameError", "TypeError")):
         return False  # a core was changed, and the mutant was not
     return not run_seeds([finding.seed], kinds=found.kinds, changes=found.changes).findings

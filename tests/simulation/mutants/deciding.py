@@ -51,12 +51,12 @@ def _a_stale_vote_counts(vote: Any) -> Any:
 
 @mutant(progress, "fresh_ballot")
 def _votes_outlive_a_quorum(fresh: Any) -> Any:
-    """The votes that said ok are kept when a step is tried again."""
+    """The ok votes are kept when a step is tried again."""
     return lambda draft, retries=0: replace(fresh(draft, retries), ok=draft.job.ballot.ok)
 
 
 @mutant(quorums, "_bit")
-def _positions_in_string_order(bit: Any) -> Any:
+def _positions_in_string_order(_bit: Any) -> Any:
     """Votes are counted by positions in the order of strings, where group-10 comes before group-9 (TorchFT)."""
 
     def mutated(draft: Any, name: str) -> int:
@@ -66,28 +66,28 @@ def _positions_in_string_order(bit: Any) -> Any:
 
 
 @mutant(quorums, "natural_key")
-def _members_in_string_order(natural_key: Any) -> Any:
+def _members_in_string_order(_natural_key: Any) -> Any:
     """Members stand in a quorum in the order of strings (TorchFT)."""
     return lambda name: name
 
 
 @mutant(digests, "odd_ones")
-def _the_majority_of_states_is_ignored(odd_ones: Any) -> Any:
+def _the_majority_of_states_is_ignored(_odd_ones: Any) -> Any:
     """States that differ are not compared."""
-    return lambda given: ()
+    return lambda _given: ()
 
 
 @mutant(draft.Draft, "distrust")
-def _the_odd_one_is_believed(distrust: Any) -> Any:
+def _the_odd_one_is_believed(_distrust: Any) -> Any:
     """A group whose state is corrupt is evicted, and taken back with the state that it holds."""
-    return lambda self, name, incarnation: None
+    return lambda _self, _name, _incarnation: None
 
 
 @mutant(Trainer, "_finds_nonfinite")
-def _one_group_alone_finds_what_is_not_finite(finds: Any) -> Any:
-    """A group looks at what it has contributed, and not at the means."""
+def _one_group_alone_finds_what_is_not_finite(_finds: Any) -> Any:
+    """A group looks at its contribution, and not at the means."""
 
-    def mutated(self: Trainer, step: int, *, replayed: bool) -> bool:
+    def mutated(self: Trainer, step: int, **_: bool) -> bool:
         return self.world.setting.bad_shard(step) in self.computed[step]
 
     return mutated
@@ -101,7 +101,7 @@ def _a_replay_applies_a_step_that_was_skipped(finds: Any) -> Any:
 
 @mutant(quorums, "vote")
 def _only_the_last_vote_says_that_the_means_are_not_finite(vote: Any) -> Any:
-    """What an earlier vote has said of the means is forgotten, and the last one says nothing of them."""
+    """The note of an earlier vote on the means is forgotten, and the last vote has none."""
 
     def mutated(draft: Any, group: Group, message: Any) -> None:
         vote(draft, group, replace(message, nonfinite=""))
@@ -126,7 +126,7 @@ def _a_vote_loses_its_fingerprint(fingerprint: Any) -> Any:
 
 @mutant(Trainer, "contributes", "kill", "crash")
 def _what_was_computed_for_an_old_place_is_counted(contributes: Any) -> Any:
-    """Where each member has one shard, a survivor gives what it has computed for its old place at a new one."""
+    """Where each member has one shard, a survivor gives its work for the old place at a new one."""
 
     def mutated(self: Trainer, step: Any, shards: Any) -> list[int]:
         if self.world.setting.shards is not None:

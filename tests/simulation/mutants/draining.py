@@ -23,9 +23,9 @@ def _a_drained_group_is_taken_out_at_once(ask: Any) -> Any:
 
 
 @mutant(draining, "step_down", "drain")
-def _the_boundary_forgets_the_drain(step_down: Any) -> Any:
+def _the_boundary_forgets_the_drain(_step_down: Any) -> Any:
     """A drained group takes part in the next step too."""
-    return lambda draft: None
+    return lambda _draft: None
 
 
 @mutant(sessions, "finish", "drain")

@@ -1,4 +1,4 @@
-"""How a job begins and goes on, and whose state is the truth."""
+"""How a job begins and continues, and whose state is the truth."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,9 +49,9 @@ def _a_job_never_begins_again(resume: Any) -> Any:
 
 
 @mutant(Saving, "is_first_state", "wipe", "kill", differ=True)
-def _any_first_state_is_the_jobs(original: Any) -> Any:
-    """A group begins the job again from another first state than the one that others have trained on."""
-    return lambda self, begun: True
+def _any_first_state_is_the_jobs(_original: Any) -> Any:
+    """A group begins the job again from another first state than the others have trained on."""
+    return lambda _self, _begun: True
 
 
 @mutant(
@@ -65,9 +65,9 @@ def _any_first_state_is_the_jobs(original: Any) -> Any:
     raises=False,
     flaky=0.0,
 )
-def _the_end_is_lost_with_the_last_who_holds_it(finish: Any) -> Any:
+def _the_end_is_lost_with_the_last_who_holds_it(_finish: Any) -> Any:
     """A group that dies at the last step, when another has ended its loop and left, waits for that state forever."""
-    return lambda draft: None
+    return lambda _draft: None
 
 
 @mutant(
@@ -91,20 +91,20 @@ def _those_who_come_back_at_the_end_wait_for_those_who_do_not(left: Any) -> Any:
 
 
 @mutant(founding, "newer_may_come", "amnesia", "kill", "break")
-def _the_first_to_come_founds_at_once(newer: Any) -> Any:
+def _the_first_to_come_founds_at_once(_newer: Any) -> Any:
     """A coordinator without memory begins with the state of the first group that comes (TorchFT)."""
-    return lambda draft, candidates: False
+    return lambda _draft, _candidates: False
 
 
 @mutant(founding, "is_newer", "amnesia", "isolate", min_replicas=1, founding_wait_s=0.02)
-def _a_newer_state_that_comes_late_is_healed_back(newer: Any) -> Any:
+def _a_newer_state_that_comes_late_is_healed_back(_newer: Any) -> Any:
     """A group that holds a later step of this run than the job has to heal to the job's."""
-    return lambda job, message: False
+    return lambda _job, _message: False
 
 
 @mutant(founding, "_truth", "amnesia", "flip", **FIVE_ALIKE, shard_s=0.08)
-def _the_lowest_name_is_the_truth(truth: Any) -> Any:
-    """Of states at one step that of the lowest name is taken, whatever the others hold."""
+def _the_lowest_name_is_the_truth(_truth: Any) -> Any:
+    """Of states at one step the lowest name's is taken, whatever the others hold."""
     return lambda best: min(best, key=lambda group: int(group.name.rpartition("-")[2]))
 
 

@@ -38,8 +38,8 @@ def _all_donors_keep_the_same_stripe(chosen: Any) -> Any:
 
 
 @mutant(sessions, "_holds_frontier")
-def _an_equal_step_number_proves_enough(holds: Any) -> Any:
-    """A group that comes with the number of the frontier's step is taken for one that holds it (TorchFT)."""
+def _an_equal_step_number_proves_enough(_holds: Any) -> Any:
+    """A group that comes with the number of the frontier's step is taken for its holder (TorchFT)."""
 
     def mutated(draft: Any, group: Group) -> bool:
         return draft.job.frontier is not None and group.step == draft.job.frontier.step
@@ -62,7 +62,7 @@ def _pins_released_too_early(heard: Any) -> Any:
 
 @mutant(replica_healing, "caught_up_to")
 def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
-    """A joiner says that it is ready as soon as it has the snapshot, before it has the sums since then."""
+    """A joiner reports that it is ready as soon as it has the snapshot, before it has the sums since then."""
 
     def mutated(draft: Any, heal_id: HealId, number: Any) -> None:
         frontier = draft.replica.frontier_step
@@ -77,9 +77,9 @@ def _a_snapshot_is_taken_for_the_frontier(caught_up: Any) -> Any:
 
 
 @mutant(sessions, "_nothing_was_done", seeds=(1304,))
-def _founders_that_leave_end_a_job_that_has_not_begun(nothing: Any) -> Any:
+def _founders_that_leave_end_a_job_that_has_not_begun(_nothing: Any) -> Any:
     """The last member that leaves as finished ends the job, also before the first commit."""
-    return lambda draft: False
+    return lambda _draft: False
 
 
 @mutant(founding, "newer_may_come", "amnesia", "isolate", seeds=(6797,))
@@ -96,7 +96,7 @@ def _fresh_groups_of_one_quorum_wait_for_no_other(newer: Any) -> Any:
 
 @mutant(quorums, "_relieve", seeds=(755900, 852546))
 def _a_spare_that_stands_by_again_keeps_the_digest_it_joined_with(relieve: Any) -> Any:
-    """A relieved spare has a newer step beside the digest of its first state, so the job's states seem to differ."""
+    """A relieved spare has a newer step with the digest of its first state, so the job's states seem to differ."""
 
     def mutated(draft: Any, quorum: Any) -> None:
         before = draft.job.groups
@@ -119,9 +119,9 @@ def _the_time_in_which_one_hung_is_what_steps_take(measure: Any) -> Any:
 
 
 @mutant(raising, "_may_compute")
-def _a_step_that_fails_in_every_group_is_tried_forever(may_compute: Any) -> Any:
+def _a_step_that_fails_in_every_group_is_tried_forever(_may_compute: Any) -> Any:
     """The job never halts for a shard that no group can read."""
-    return lambda draft, group: True
+    return lambda _draft, _group: True
 
 
 @mutant(quorums, "_relieve")

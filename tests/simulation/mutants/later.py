@@ -16,30 +16,30 @@ from ._settings import ELEVEN, THREE_THAT_EDIT, THREE_THAT_SAVE, of
 
 
 @mutant(quorums, "_edited_alike", **THREE_THAT_EDIT)
-def _edits_are_not_compared(alike: Any) -> Any:
+def _edits_are_not_compared(_alike: Any) -> Any:
     """A group that makes another edit of the state than the others commits with them."""
-    return lambda draft, quorum: True
+    return lambda _draft, _quorum: True
 
 
 @mutant(Trainer, "replays_edit", "kill", **(THREE_THAT_EDIT | {"edits_otherwise": ""}))
-def _a_replay_forgets_the_edit(replays: Any) -> Any:
+def _a_replay_forgets_the_edit(_replays: Any) -> Any:
     """A joiner replays the means of a step on the state before the job's edit."""
-    return lambda self, step: 0
+    return lambda _self, _step: 0
 
 
 @mutant(quorums, "_voters", "kill", "crash", **(THREE_THAT_EDIT | {"edits_otherwise": ""}))
-def _the_dead_count_as_members_without_an_edit(voters: Any) -> Any:
-    """A member that was lost before its vote is one that has made no edit."""
-    return lambda quorum, ballot: [member.group for member in quorum.members]
+def _the_dead_count_as_members_without_an_edit(_voters: Any) -> Any:
+    """A member that was lost before its vote counts as a member without an edit."""
+    return lambda quorum, _ballot: [member.group for member in quorum.members]
 
 
 # ---- drains ----
 
 
 @mutant(draining, "ask", "drain", "break")
-def _a_drain_is_told_and_forgotten(ask: Any) -> Any:
+def _a_drain_is_told_and_forgotten(_ask: Any) -> Any:
     """An operator hears that a group is drained, and nothing remembers it."""
-    return lambda draft, name, reason: None
+    return lambda _draft, _name, _reason: None
 
 
 # ---- sessions that stand still alone ----
@@ -47,7 +47,7 @@ def _a_drain_is_told_and_forgotten(ask: Any) -> Any:
 
 @mutant(Jobs, "_alive_s", "deaf", "stuck", **of(4, storm_s=3.0))
 def _an_answer_to_a_ping_is_taken_for_progress(alive_s: Any) -> Any:
-    """A group whose process lives is waited for without an end, though its session says nothing."""
+    """A group whose process lives is waited for without an end, though its session is silent."""
 
     def mutated(self: Jobs) -> Any:
         for name, job in list(self._jobs.items()):
@@ -62,9 +62,9 @@ def _an_answer_to_a_ping_is_taken_for_progress(alive_s: Any) -> Any:
 
 
 @mutant(Saving, "may_publish", "wipe", "kill", **(THREE_THAT_SAVE | {"ranks": (2, 2, 2)}))
-def _published_before_all_ranks_have_written(may_publish: Any) -> Any:
+def _published_before_all_ranks_have_written(_may_publish: Any) -> Any:
     """The first part of a checkpoint that is written makes it a checkpoint."""
-    return lambda self, left: True
+    return lambda _self, _left: True
 
 
 @mutant(Saving, "writer_of", "kill", "crash", "leave", **THREE_THAT_SAVE)
@@ -80,9 +80,9 @@ def _the_writer_is_the_first_of_the_quorum_in_force(writer_of: Any) -> Any:
 @mutant(
     Saving, "may_save_last", **(THREE_THAT_SAVE | {"die_at_end": True, "saving_s": 0.5, "saves_every": 1000})
 )
-def _the_last_state_is_left_to_a_group_that_has_died(may_save_last: Any) -> Any:
-    """Groups wait for the one that saves the last state, though it is gone."""
-    return lambda self, saver: saver is None
+def _the_last_state_is_left_to_a_group_that_has_died(_may_save_last: Any) -> Any:
+    """Groups wait for the saver of the last state, though it is gone."""
+    return lambda _self, saver: saver is None
 
 
 # ---- loops that end at different steps ----

@@ -45,7 +45,7 @@ def _terms_are_not_looked_at(welcome: Any) -> Any:
 
 @mutant(replica_sessions, "welcome")
 def _a_welcome_is_taken_for_the_decision(welcome: Any) -> Any:
-    """A group infers from the frontier's number that its own vote was the one that counted."""
+    """A group infers from the frontier's number that its own vote counted."""
 
     def mutated(draft: Any, message: Any) -> None:
         vote = draft.replica.vote
@@ -57,7 +57,7 @@ def _a_welcome_is_taken_for_the_decision(welcome: Any) -> Any:
 
 
 @mutant(Life, "fenced")
-def _a_fenced_coordinator_tells_all_the_same(fenced: Any) -> Any:
+def _a_fenced_coordinator_tells_all_the_same(_fenced: Any) -> Any:
     """An old coordinator whose record was refused sends what followed it."""
 
     def mutated(self: Life) -> None:
@@ -70,10 +70,10 @@ def _a_fenced_coordinator_tells_all_the_same(fenced: Any) -> Any:
 
 
 @mutant(terms, "turns_away", "coordinator", "break")
-def _a_clock_that_is_behind_is_believed(turns_away: Any) -> Any:
-    """A coordinator without a store has the term that its clock tells, whatever its groups have met."""
+def _a_clock_that_is_behind_is_believed(_turns_away: Any) -> Any:
+    """A coordinator without a store has the term of its clock, whatever its groups have met."""
 
-    def mutated(draft: Any, session: Any, message: Any) -> bool:
+    def mutated(draft: Any, _session: Any, _message: Any) -> bool:
         draft.update(term=draft.job.options.term)
         return False
 

@@ -12,7 +12,7 @@ from ._mutant import mutant
 
 @mutant(quorums, "commit")
 def _a_fast_path_without_min_replicas(commit: Any) -> Any:
-    """After a commit the job goes on with however many are left (TorchFT)."""
+    """After a commit the job continues with however many are left (TorchFT)."""
 
     def mutated(draft: Any, quorum: Any) -> None:
         least = draft.job.min_replicas
@@ -25,7 +25,7 @@ def _a_fast_path_without_min_replicas(commit: Any) -> Any:
 
 @mutant(quorums, "_install")
 def _a_retry_keeps_the_quorum_id(install: Any) -> Any:
-    """The quorum of a retry has the id of the one that failed."""
+    """The quorum of a retry has the id of the quorum that failed."""
 
     def mutated(draft: Any, members: Any, *, again: bool, announce: bool) -> Any:
         if again and draft.job.last_quorum_id:
@@ -36,8 +36,8 @@ def _a_retry_keeps_the_quorum_id(install: Any) -> Any:
 
 
 @mutant(assign, "after_loss")
-def _shards_dealt_anew_in_a_retry(after_loss: Any) -> Any:
-    """Those who keep their shards are dealt others beside them."""
+def _shards_dealt_anew_in_a_retry(_after_loss: Any) -> Any:
+    """Those who keep their shards are dealt others as well."""
 
     def mutated(total: int, members: Any, held: Any) -> Any:
         fresh = assign.at_boundary(total, members)
@@ -47,9 +47,9 @@ def _shards_dealt_anew_in_a_retry(after_loss: Any) -> Any:
 
 
 @mutant(assign, "after_loss")
-def _shards_of_the_dead_are_left_out(after_loss: Any) -> Any:
+def _shards_of_the_dead_are_left_out(_after_loss: Any) -> Any:
     """A step that is tried again is summed without the shards of those who died."""
-    return lambda total, members, held: {name: held.get(name, ()) for name in members}
+    return lambda _total, members, held: {name: held.get(name, ()) for name in members}
 
 
 @mutant(replica_quorums, "new_quorum")
@@ -65,14 +65,14 @@ def _a_joiner_one_step_behind(new_quorum: Any) -> Any:
 
 
 @mutant(quorums, "_has_gathered", "kill", "break")
-def _each_loss_makes_a_quorum(has_gathered: Any) -> Any:
+def _each_loss_makes_a_quorum(_has_gathered: Any) -> Any:
     """A step is tried again at the first of many losses, and at each that follows."""
-    return lambda draft, quorum: True
+    return lambda _draft, _quorum: True
 
 
 @mutant(sessions, "_turn_away", "double")
 def _the_newer_process_wins(turn_away: Any) -> Any:
-    """A second process puts the first one of its group out, which may hold the only state."""
+    """A second process puts the first process of its group out, which may hold the only state."""
 
     def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
         draft.expel(known, "another process takes part", may_return=False)

@@ -14,20 +14,20 @@ from ._settings import RANKS_THAT_DIFFER, THREE_OF_TWO_RANKS
 
 @mutant(leader, "_looked", "rank", "numb", **THREE_OF_TWO_RANKS)
 def _a_verdict_before_all_ranks_have_the_means(looked: Any) -> Any:
-    """Rank 0 goes on as soon as its own part of the exchange is done, and all ranks apply."""
+    """Rank 0 continues as soon as its own part of the exchange is done, and all ranks apply."""
 
     def mutated(state: Any, now_s: float) -> Any:
         if state.own is not None:
             done = Outcome(state.what, Verdict())
-            told = tuple(replace(rank, outcomes=rank.outcomes or (done,)) for rank in state.ranks)
-            state = changed(state, ranks=told)
+            heard = tuple(replace(rank, outcomes=rank.outcomes or (done,)) for rank in state.ranks)
+            state = changed(state, ranks=heard)
         return looked(state, now_s)
 
     return mutated
 
 
 @mutant(leader, "_verdict", "rank", "link", **THREE_OF_TWO_RANKS)
-def _a_vote_with_the_failed_exchange_of_one_rank(verdict: Any) -> Any:
+def _a_vote_with_the_failed_exchange_of_one_rank(_verdict: Any) -> Any:
     """Rank 0 votes by its own part of the exchange, whatever the others report."""
     return lambda state, own: replace(own, stopped=state.redirected)
 
@@ -58,7 +58,7 @@ def _the_newest_order_first(step: Any) -> Any:
 
 @mutant(leader, "_looked", "rank", "link", "numb", **THREE_OF_TWO_RANKS)
 def _the_others_are_not_stopped(looked: Any) -> Any:
-    """A rank whose exchange goes on waits though another rank's has failed."""
+    """A rank whose exchange continues waits though another rank's has failed."""
 
     def mutated(state: Any, now_s: float) -> Any:
         after, effects = looked(changed(state, stops=True), now_s)
@@ -91,14 +91,14 @@ def _a_rank_takes_the_lanes_of_the_next(span_of: Any) -> Any:
 
 
 @mutant(lanes, "spans", **RANKS_THAT_DIFFER)
-def _spans_as_in_the_own_group(spans: Any) -> Any:
-    """A group does not see that one of its ranks meets several ranks of a larger group."""
-    return lambda own, sizes, count: (own,)
+def _spans_as_in_the_own_group(_spans: Any) -> Any:
+    """A group does not see that its rank meets several ranks of a larger group."""
+    return lambda own, _sizes, _count: (own,)
 
 
 @mutant(sessions, "_turn_away", "double", **THREE_OF_TWO_RANKS)
 def _two_leaders(turn_away: Any) -> Any:
-    """When a second process leads a group, the first one is not told, and goes on with its ranks."""
+    """When a second process leads a group, the first one does not learn it, and continues with its ranks."""
 
     def mutated(draft: Any, session: Any, message: Any, known: Any) -> None:
         sessions.remove(draft, known, "another process takes part")

@@ -14,7 +14,7 @@ from ._mutant import mutant
 
 
 @mutant(Job, "empty")
-def _a_founding_is_dropped_at_a_restart(empty: Any) -> Any:
+def _a_founding_is_dropped_at_a_restart(_empty: Any) -> Any:
     """A job that a coordinator remembers is empty as long as nothing was committed and no group is there."""
 
     def mutated(job: Job) -> bool:
@@ -30,14 +30,14 @@ def _ids_of_a_forgotten_job_begin_anew(emptied: Any) -> Any:
 
 
 @mutant(progress, "UNMEASURED_PATIENCE", "coordinator", "stuck", "kill")
-def _no_end_of_patience_before_a_step_was_measured(patience: Any) -> Any:
-    """After a restart one that hangs before its vote is waited for without an end."""
+def _no_end_of_patience_before_a_step_was_measured(_patience: Any) -> Any:
+    """After a restart a group that hangs before its vote is waited for without an end."""
     return float("inf")
 
 
 @mutant(progress, "_waiting_joiner_s", "stuck", "kill")
 def _one_alone_that_has_computed_may_hang(waiting: Any) -> Any:
-    """A joiner that is ready counts as one that waits only while none has computed."""
+    """A joiner that is ready counts as waiting only while none has computed."""
     return lambda draft: None if draft.job.ballot.computed else waiting(draft)
 
 
@@ -64,10 +64,10 @@ def _founders_that_do_not_come_back_are_waited_for(join: Any) -> Any:
 
 
 @mutant(sessions, "_end")
-def _a_place_is_given_up_that_was_never_taken(end: Any) -> Any:
-    """Each group that leaves as finished counts as one that has taken part: places become -1."""
+def _a_place_is_given_up_that_was_never_taken(_end: Any) -> Any:
+    """Each group that leaves as finished counts as a participant: places become -1."""
 
-    def mutated(draft: Any, group: Group) -> None:
+    def mutated(draft: Any, _group: Group) -> None:
         draft.update(places=draft.job.places - 1, ended=draft.job.frontier.step)
 
     return mutated
@@ -75,7 +75,7 @@ def _a_place_is_given_up_that_was_never_taken(end: Any) -> Any:
 
 @mutant(bounds, "forget", "kill", "crash", keeps_bytes=0)
 def _those_who_are_here_are_forgotten_too(forget: Any) -> Any:
-    """A bound on what is remembered of groups that are gone takes in those that are here."""
+    """A bound on the memory of groups that are gone takes in groups that are here."""
 
     def mutated(job: Job) -> Job:
         kept = forget(job)
@@ -98,18 +98,18 @@ def _to_forget_a_group_forgets_the_history(forget: Any) -> Any:
 
 
 @mutant(durable, "begun_again")
-def _after_an_error_a_job_begins_from_nothing(begun_again: Any) -> Any:
+def _after_an_error_a_job_begins_from_nothing(_begun_again: Any) -> Any:
     """A job on which the coordinator has failed forgets its last record."""
-    return lambda job, now_s: durable.new(job.name, job.options)
+    return lambda job, _now_s: durable.new(job.name, job.options)
 
 
 @mutant(replica_sessions, "read_after_all")
-def _a_checkpoint_is_left_to_readers_that_are_dead(read: Any) -> Any:
-    """A group that has left the checkpoint to others goes on waiting when these are gone."""
-    return lambda draft, why: None
+def _a_checkpoint_is_left_to_readers_that_are_dead(_read: Any) -> Any:
+    """A group that has left the checkpoint to others still waits when these are gone."""
+    return lambda _draft, _why: None
 
 
 @mutant(replica_sessions, "waiting", seeds=(52217,))
 def _a_state_that_no_group_may_take_is_waited_with_forever(waiting: Any) -> Any:
-    """A group goes on waiting with the first state of a founding undone, though no group is left to heal from."""
-    return lambda draft, reason, held, fresh: waiting(draft, reason, held=held, fresh=False)
+    """A group still waits with the first state of a founding undone, though no group is left to heal from."""
+    return lambda draft, reason, held, _fresh: waiting(draft, reason, held=held, fresh=False)

@@ -25,13 +25,13 @@ def _a_session_that_nobody_ends(sessions_of: Any) -> Any:
 
 
 @mutant(Life, "refused", "kill", **_REFUSES)
-def _a_refused_decision_stays_in_memory(refused: Any) -> Any:
-    """The job goes on from a decision that was never written."""
-    return lambda self, job: None
+def _a_refused_decision_stays_in_memory(_refused: Any) -> Any:
+    """The job continues from a decision that was never written."""
+    return lambda _self, _job: None
 
 
 @mutant(Jobs, "evict", "evict", **of(4, guests=1, memoryless=False, flaky=0.0))
-def _an_operators_eviction_is_not_told(evict: Any) -> Any:
+def _an_operators_eviction_is_not_told(_evict: Any) -> Any:
     """The group's session is over for the job, and the group does not learn that."""
 
     def mutated(self: Jobs, name: str, group: Any, reason: str) -> str:
@@ -45,6 +45,6 @@ def _an_operators_eviction_is_not_told(evict: Any) -> Any:
 
 
 @mutant(durable, "first_to_forget", **of(3, guests=3, faults=(), storm_s=4.0, memoryless=False))
-def _a_job_with_groups_is_forgotten_for_another(first: Any) -> Any:
-    """When a coordinator has too many jobs, one of them goes, whether groups are there or not."""
+def _a_job_with_groups_is_forgotten_for_another(_first: Any) -> Any:
+    """When a coordinator has too many jobs, any job goes, whether groups are there or not."""
     return lambda jobs: min(jobs, key=lambda job: job.name != "job", default=None)

@@ -12,9 +12,9 @@ from ._settings import supervised
 
 
 @mutant(launch, "may_leave", "ail", **supervised(3))
-def _a_group_counts_itself_as_another_that_holds_the_state(may_leave: Any) -> Any:
+def _a_group_counts_itself_as_another_that_holds_the_state(_may_leave: Any) -> Any:
     """All groups whose checks are critical leave at the same boundary, and the state is gone."""
-    return lambda given, group: any(one.life and one.life.committed for one in given.groups)
+    return lambda given, _group: any(each.life and each.life.committed for each in given.groups)
 
 
 @mutant(groups, "signed", "ail", **supervised(2, fetch_s=8.0, storm_s=20.0))
@@ -29,7 +29,7 @@ def _a_heal_that_has_only_begun_holds_the_state(signed: Any) -> Any:
 
 
 @mutant(keeper, "LONGEST_WAIT_S", "coordinator", **supervised(3, storm_s=30.0))
-def _a_coordinator_comes_back_when_its_groups_have_given_up(longest: Any) -> Any:
+def _a_coordinator_comes_back_when_its_groups_have_given_up(_longest: Any) -> Any:
     """The wait for the next start of a coordinator doubles up to the time for which groups wait for one."""
     return 600.0
 
@@ -48,8 +48,8 @@ def _an_error_after_a_life_that_was_killed_is_the_second(after: Any) -> Any:
 def _a_group_is_given_up_though_the_job_lives(after: Any) -> Any:
     """A group that was killed some times from outside does not come back."""
 
-    def mutated(past: Any, lived: Any, *, max_restarts: int, jitter: float) -> Any:
-        return after(past, replace(lived, job_lives=False), max_restarts=1, jitter=jitter)
+    def mutated(past: Any, lived: Any, **rules: Any) -> Any:
+        return after(past, replace(lived, job_lives=False), **rules | {"max_restarts": 1})
 
     return mutated
 
@@ -57,4 +57,4 @@ def _a_group_is_given_up_though_the_job_lives(after: Any) -> Any:
 @mutant(restarts, "doubled_s", "kill", "wipe", **supervised(3, storm_s=12.0))
 def _a_group_waits_for_ever(doubled: Any) -> Any:
     """The wait before the next start of a group is not bounded."""
-    return lambda first_s, times, longest_s=0.0: math.inf if times > 1 else doubled(first_s, times, 1e3)
+    return lambda first_s, times, *_: math.inf if times > 1 else doubled(first_s, times, 1e3)

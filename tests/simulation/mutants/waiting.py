@@ -28,7 +28,7 @@ def _an_exchange_waits_no_longer_than_its_timeout(waits: Any) -> Any:
 
 @mutant(progress, "heard")
 def _a_pause_between_two_steps_is_taken_for_a_hang(heard: Any) -> Any:
-    """A group that evaluates is evicted and blamed, as one whose step hangs."""
+    """A group that evaluates is evicted and blamed, as a group whose step hangs."""
     return lambda draft, group, message: heard(draft, group, replace(message, away=False))
 
 
@@ -52,30 +52,30 @@ def _bytes_that_move_do_not_count(heard: Any) -> Any:
 
 
 @mutant(progress, "_tell_if_all_have", "link")
-def _nobody_hears_that_all_have_computed(tell: Any) -> Any:
+def _nobody_hears_that_all_have_computed(_tell: Any) -> Any:
     """Time never begins to count in an exchange, so a link that carries nothing is never found out."""
-    return lambda draft, quorum: None
+    return lambda _draft, _quorum: None
 
 
 @mutant(progress, "tell_over", "hang", min_replicas=2, heartbeat_timeout_s=0.5, storm_s=5.0)
-def _nobody_hears_that_a_quorum_has_ended(tell: Any) -> Any:
+def _nobody_hears_that_a_quorum_has_ended(_tell: Any) -> Any:
     """Members wait in the exchange of a quorum that is no more, and do nothing else that is asked of them."""
-    return lambda draft, quorum: None
+    return lambda _draft, _quorum: None
 
 
 @mutant(progress, "_spared")
-def _a_group_that_is_needed_is_stood_aside(spared: Any) -> Any:
+def _a_group_that_is_needed_is_stood_aside(_spared: Any) -> Any:
     """A group that is away loses its place though the job cannot go on without it."""
-    return lambda draft, found, living: found
+    return lambda _draft, found, _living: found
 
 
 # ---- liveness ----
 
 
 @mutant(progress, "late")
-def _a_heartbeat_is_taken_for_progress(hung: Any) -> Any:
+def _a_heartbeat_is_taken_for_progress(_hung: Any) -> Any:
     """A group whose training hangs stays in the quorum as long as its heart beats (TorchFT)."""
-    return lambda draft: []
+    return lambda _draft: []
 
 
 @mutant(Process, "_step")
@@ -92,7 +92,7 @@ def _a_session_that_fails_as_it_greets_ends_in_silence(step: Any) -> Any:
 
 @mutant(replica_quorums, "applied")
 def _applied_again_after_a_reconnect(applied: Any) -> Any:
-    """What was applied is not forgotten, and done once more after the next Welcome."""
+    """An applied commit is not forgotten, and done once more after the next Welcome."""
 
     def mutated(draft: Any, number: Any) -> None:
         vote, heard = draft.replica.vote, draft.replica.commit_heard
