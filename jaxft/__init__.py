@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxft._arrays._digest import digest
     from jaxft._arrays._norm import global_norm
     from jaxft._checkpoints import Checkpoints
+    from jaxft._diloco import diloco
     from jaxft._manager import Manager
     from jaxft._programs._primitive import pmean, psum, shard_index
     from jaxft._report import StepReport
@@ -58,6 +59,7 @@ __all__ = [
     "__version__",
     "data",
     "digest",
+    "diloco",
     "fault_tolerant",
     "from_functions",
     "global_norm",
@@ -74,6 +76,7 @@ _MODULE_OF = {
     "StepReport": "_report",
     "TLS": "_session._credentials",
     "digest": "_arrays._digest",
+    "diloco": "_diloco",
     "fault_tolerant": "_step",
     "from_functions": "_step",
     "global_norm": "_arrays._norm",

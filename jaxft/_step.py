@@ -13,6 +13,7 @@ from jaxft_protocol.coordinator.sessions import MAX_SHARDS
 from jaxft._base._calls import one_caller
 from jaxft._base._numbers import whole
 from jaxft._base._transfers import MAY_TRANSFER
+from jaxft._diloco import Diloco
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._programs._axis import Axis
 from jaxft._programs._cache import ProgramCache, check_state
@@ -25,14 +26,21 @@ from jaxft._replica._call import Call, Policy, checked_policy
 from jaxft._replica._engine import AnyManager, Engine
 from jaxft._replica._same_state import edited, same_state
 from jaxft._replica._steps import steps
-from jaxft.data._batch_functions import BatchFor, BatchFunctions, OwnBatch, StateBatches, asked_once
+from jaxft.data._batch_functions import (
+    BatchFor,
+    BatchFunctions,
+    OwnBatch,
+    StateBatches,
+    asked_once,
+    example_of,
+)
 from jaxft.data._from_state import FromState
 
 _log = logging.getLogger("jaxft")
 
 
 def fault_tolerant(
-    train_step: Callable[..., tuple[Any, Any]],
+    train_step: Callable[..., tuple[Any, Any]] | Diloco,
     manager: AnyManager | None,
     *,
     shards: int | None = None,
@@ -74,7 +82,8 @@ def fault_tolerant(
 
     Args:
         train_step: `train_step(state, batch, *static) -> (new_state, metrics)`. Both states are pytrees of the
-            same structure, shapes and dtypes; metrics are any pytree of arrays.
+            same structure, shapes and dtypes; metrics are any pytree of arrays. Or what `jaxft.diloco` returns, with
+            `manager`, `shards` and `nonfinite` alone.
         manager: the `jaxft.Manager` of this group; None runs the step alone, for tests and baselines, with the
             same bits as a job of any number of groups.
         shards: into how many equal slices the job divides the batch of a step. The members of a quorum share
@@ -108,9 +117,18 @@ def fault_tolerant(
     Raises:
         ConfigurationError: the arguments contradict each other.
     """
+    options = _Options(Axis(axis_name, shards), nonfinite, overlap)
+    if isinstance(train_step, Diloco):
+        given = {"axis_name": axis_name, "arrays": arrays, "static_argnums": static_argnums}
+        given |= {"static_argnames": static_argnames, "overlap": None if overlap == 1 else overlap}
+        if found := ", ".join(name for name, value in given.items() if value not in (None, ())):
+            raise ConfigurationError(
+                f"{found} does not go with jaxft.diloco: a round exchanges once, at its end, and its state has "
+                "only arrays. Leave it out."
+            )
+        return Step(train_step.step, manager, options, Statics.none(), rounds=train_step)
     statics = Statics.of(train_step, static_argnums, static_argnames)
-
-    return Step(train_step, manager, _Options(Axis(axis_name, shards), nonfinite, overlap), statics, arrays)
+    return Step(train_step, manager, options, statics, arrays)
 
 
 def from_functions(
@@ -180,6 +198,7 @@ class Step:
         options: "_Options",
         statics: Statics,
         arrays: Callable[[Any], bool] | None = None,
+        rounds: Diloco | None = None,
     ) -> None:
         axis = _checked_axis(options.axis)
         if manager is not None and not hasattr(type(manager), "_engine"):
@@ -196,6 +215,7 @@ class Step:
         if self._static_leaves is not None:
             train_step = self._static_leaves.wrapped(train_step)
         self._statics = statics
+        self._rounds = rounds
         self._manager = manager
         self._alone = Alone()
         self._shards = axis.shards
@@ -207,6 +227,7 @@ class Step:
             *(train_step, axis, self._overlap),
             compiling=lambda: self._engine.compiling(),
             before_first=self._compare_ranks,
+            settings=dict if rounds is None else rounds.settings,
         )
         self._batches = BatchFunctions(axis.shards, alone=manager is None, held=lambda: self._engine.handed)
         self._last: Programs | None = None  # of the last call
@@ -397,6 +418,10 @@ class Step:
     def _prepared(self, given: Given, state: Any, batch: Any) -> tuple[Programs, BatchFor]:
         """The programs for these arguments, and the batch of each shard."""
         batch_for = self._batches.of(batch, state, self._whole)
+        if self._rounds is not None:
+            batch_for = self._rounds.over(
+                batch_for, lambda: self._engine.handed or jax.tree.leaves(state), state
+            )
         programs = self._cache.known(given)
         if programs is None:
             if callable(batch):
@@ -410,10 +435,11 @@ class Step:
         """The programs of the first call with these static arguments."""
         if isinstance(batch_for, StateBatches):  # the user's code is given the state now
             check_state(state)
+        batch_for, own = example_of(batch_for), isinstance(batch_for, OwnBatch)
         batch = batch_for(self._engine.step, 0)
         if self._manager is None:
             return self._cache.first(given, state, batch)
-        if isinstance(batch_for, OwnBatch):
+        if own:
             return self._cache.first_of_own_batch(given, state, batch)
         return self._cache.first_compared(given, state, batch, common=batch_for(0, 0))
 

@@ -2,7 +2,7 @@
 
 Code that a step calls, such as a long search in a stream, reports that it makes progress: a group that makes none for
 long counts as hung (docs/guarantees.md). The callback is a context variable, so that it also reaches worker threads
-that run in a copy of the context.
+that run in a copy of the context. Work that consists of many parts may also be paused between two of them.
 """
 
 import contextlib
@@ -10,10 +10,32 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from jaxft._errors import ConfigurationError
 
 _tell: ContextVar[Callable[[], None] | None] = ContextVar("jaxft_progress", default=None)
+
+
+class Paused(Exception):
+    """The step needs its thread, and has kept the work's result so far."""
+
+
+@dataclass
+class Parts:
+    """How a step pauses work that consists of many parts.
+
+    Attributes:
+        goes_on: whether the next part may begin; asked between two parts.
+        begun: results of paused work so far, by key.
+    """
+
+    goes_on: Callable[[], bool]
+    begun: dict[Any, Any] = field(default_factory=dict[Any, Any])
+
+
+_parts: ContextVar[Parts | None] = ContextVar("jaxft_parts", default=None)
 
 
 def one_caller(within: dict[str, threading.Thread]) -> None:
@@ -54,16 +76,40 @@ def ctrl_c_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reporting(tell: Callable[[], None]) -> Iterator[None]:
-    """Within the context, `got_on` calls `tell`."""
-    token = _tell.set(tell)
+def reporting(tell: Callable[[], None], parts: Parts | None = None) -> Iterator[None]:
+    """Within the context, `got_on` calls `tell`, and `may_go_on` asks `parts`."""
+    token, parts_token = _tell.set(tell), _parts.set(parts)
     try:
         yield
     finally:
         _tell.reset(token)
+        _parts.reset(parts_token)
 
 
 def got_on() -> None:
     """Report progress to the step that called this code, if one did."""
     if (tell := _tell.get()) is not None:
         tell()
+
+
+def may_go_on(key: Any, done: Any) -> None:
+    """Between two parts of work: report progress, and pause if the step needs its thread.
+
+    Args:
+        key: of the work.
+        done: the result so far; `begun` returns it when the work is asked for again in the same step.
+
+    Raises:
+        Paused: the step needs its thread.
+    """
+    got_on()
+    parts = _parts.get()
+    if parts is not None and not parts.goes_on():
+        parts.begun[key] = done
+        raise Paused
+
+
+def begun(key: Any) -> Any:
+    """The result so far of paused work; None if it was not paused."""
+    parts = _parts.get()
+    return None if parts is None else parts.begun.pop(key, None)

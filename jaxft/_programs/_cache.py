@@ -44,10 +44,12 @@ class ProgramCache:
         *,
         compiling: Callable[[], contextlib.AbstractContextManager[None]],
         before_first: Callable[[], None],
+        settings: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._train_step = train_step
         self._compiling = compiling
         self._before_first = before_first
+        self._settings = settings
         self._shared = Shared(axis, overlap)
         self._programs: dict[Any, Programs] = {}
         self._current: dict[tuple[Any, ...], Programs] = {}
@@ -100,7 +102,7 @@ class ProgramCache:
         return self._kept(given, programs, settings)
 
     def _kept(self, given: Given, programs: Programs, settings: Mapping[str, str]) -> Programs:
-        if settings:
+        if settings := {**settings, **self._settings()}:
             programs = replace(programs, fingerprint={**programs.fingerprint, **settings})
         self._current[given.key] = programs
         self._options = _options()

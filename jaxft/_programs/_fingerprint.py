@@ -62,6 +62,11 @@ def compared(fingerprint: Mapping[str, str], *, other_meshes: bool) -> dict[str,
     return {**chosen, MESHES: ANY_MESHES if other_meshes else "equal"}
 
 
+def jaxpr_digest(jaxpr: AnyJaxpr) -> str:
+    """A digest of a traced function on any mesh."""
+    return _hash(_jaxpr(jaxpr, _Text(meshes=False)))
+
+
 def program_digest(parts: Sequence[Part], *, meshes: bool = True) -> str:
     """A digest of several programs; for `meshes` see `part_digest`."""
     return _hash("\n".join(part_digest(part, meshes=meshes) for part in parts))

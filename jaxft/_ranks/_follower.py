@@ -164,6 +164,10 @@ class Follower:
         """Bytes have moved, or a shard is computed: rank 0 waits for this rank as long as it gets on."""
         self._progress += 1
 
+    @property
+    def cut_off(self) -> bool:
+        return False  # rank 0 decides
+
     def wants_digest(self, _step: Step, /) -> bool:
         return False  # rank 0 decides
 

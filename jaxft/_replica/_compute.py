@@ -10,7 +10,7 @@ import numpy as np
 from jaxft_protocol.messages import NewQuorum
 
 from jaxft._arrays._host_copies import host_copies
-from jaxft._base._calls import reporting
+from jaxft._base._calls import Parts, Paused, reporting
 from jaxft._exchange._partials import Leaf, Partials
 from jaxft._programs._programs import Local
 from jaxft._ranks._ranks import Directing, Ranks
@@ -65,6 +65,7 @@ class Work:
     stages: list[Stage] = field(default_factory=list[Stage])
     counted: tuple[int, ...] = ()  # the keys of the shards that belong to the last attempt
     nonfinite: str = ""  # which of the means is not finite
+    begun: dict[Any, Any] = field(default_factory=dict[Any, Any])  # shards whose computation was paused
 
     def means(self, stages: int) -> list[np.ndarray]:
         """The means of the first stages, in the order of the contribution."""
@@ -96,6 +97,7 @@ class Computing:
         self._held = held
         self.work = Work(held.step)
         self._shard: int | None = None  # which is being computed
+        self._abort = Abort()  # of the current attempt
 
     def begin(self, step: int) -> None:
         """An attempt at a step begins: drop the work on another step."""
@@ -119,7 +121,7 @@ class Computing:
 
         With the first stage of a run, all of the run is started, and the others are only waited for.
         """
-        began_s = time.perf_counter()
+        began_s, self._abort = time.perf_counter(), now.abort
         shards, stages = now.shards, now.call.programs.stages
         run = stages.run_of(number)
         if number == run.start:
@@ -149,7 +151,11 @@ class Computing:
             if key not in self.work.stages[run.stop - 1].locals:
                 self._shard = shard
                 self._observers.enters("compute", self.work.step, f" shard {shard}{stage_text(run.start)}")
-                self._run(call, run, key, shard)
+                try:
+                    self._run(call, run, key, shard)
+                except Paused:
+                    self._shard = None
+                    return False
                 if run.start == 0:
                     now.record.shards.append(shard)
             started.append(shard)
@@ -192,10 +198,14 @@ class Computing:
     def _compute_first(self, call: Call, shard: int) -> tuple[list[jax.Array], Local]:
         # A batch made from the state may run a collective, in which this rank waits for others.
         self._ranks.awaits_others(now=isinstance(call.batch_for, StateBatches))
-        with reporting(self._session.got_on):
+        with reporting(self._session.got_on, Parts(self._goes_on, self.work.begun)):
             batch = call.batch_for(self.work.step, shard)
         self._ranks.awaits_others(now=True)
         return call.programs.compute(self._held.current, batch, shard)
+
+    def _goes_on(self) -> bool:
+        """Whether a shard may be computed further. Without the coordinator there is nothing else to do."""
+        return self._ranks.decide("go on", value=not self._abort.is_set or self._session.cut_off)
 
     def _unspent(self, call: Call, local: Local, means: Sequence[Any], shard: int) -> Local:
         """The input of a stage, computed again if the stage is: with other means than the last time."""

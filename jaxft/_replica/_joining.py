@@ -23,7 +23,7 @@ from jaxft._replica._held_state import HeldState
 from jaxft._replica._saving import Saving
 from jaxft._transport._handshake import DATA_PLANE_VERSION
 from jaxft._version import __version__
-from jaxft.data._batch_functions import OwnBatch, StateBatches
+from jaxft.data._batch_functions import data_of
 
 _log = logging.getLogger("jaxft")
 
@@ -171,7 +171,8 @@ class Joining:
         if self._ranks.size == 1:
             return
         step, mine = self._held.step, self._ranks.rank
-        for path, leaf in jax.tree_util.tree_leaves_with_path(call.batch_for(step, 0)):
+        batch = (data_of(call.batch_for) or call.batch_for)(step, 0)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
             spread = Spread.of(np.shape(leaf), getattr(leaf, "sharding", None))
             held = dict(zip(spread.blocks, spread.split(leaf), strict=True))
             name = jax.tree_util.keystr(path) or "(the batch itself)"
@@ -194,9 +195,8 @@ def _first_batch(call: Call) -> dict[str, str]:
 
     All ranks of a group must call it: it gathers leaves that are spread over them.
     """
-    if isinstance(call.batch_for, OwnBatch | StateBatches):
-        return {}
-    return {"batch of step 0 and shard 0": digest_of(call.batch_for(0, 0))}
+    batch_for = data_of(call.batch_for)
+    return {} if batch_for is None else {"batch of step 0 and shard 0": digest_of(batch_for(0, 0))}
 
 
 def _and_others(more: int) -> str:

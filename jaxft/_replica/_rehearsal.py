@@ -14,6 +14,7 @@ from jaxft._base._calls import reporting
 from jaxft._ranks._ranks import Directing, Ranks
 from jaxft._replica._call import Call
 from jaxft._replica._held_state import HeldState
+from jaxft.data._batch_functions import example_of
 
 _log = logging.getLogger("jaxft")
 
@@ -49,7 +50,7 @@ class Rehearsal:
         programs, leaves = call.programs, self._held.current
         with reporting(self._session.got_on):
             # The first call has asked for this batch, to know its type.
-            batch = call.batch_for(self._held.step, 0)
+            batch = example_of(call.batch_for)(self._held.step, 0)
         made, local = programs.compute(leaves, batch)
         for stage in programs.stages.run_of(0):
             if stage and programs.stages.begins(stage):

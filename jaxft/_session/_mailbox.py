@@ -212,6 +212,11 @@ class Mailbox:
         return self._replica.all_computed
 
     @property
+    def cut_off(self) -> bool:
+        """Whether this group has no coordinator for now."""
+        return self._replica.phase in (Phase.OFFLINE, Phase.GREETING)
+
+    @property
     def stranded(self) -> bool:
         """Whether this group has waited for a while for the job's state, and no group that holds it is connected."""
         replica = self._replica

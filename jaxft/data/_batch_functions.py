@@ -58,16 +58,22 @@ class StateBatches:
     Attributes:
         ask: makes the batch of a shard, of the state that the next step starts from.
         leaves: returns the leaves of that state.
+        example: makes one of the same types at less cost. None: `ask` does.
+        data: makes what all groups have in common of a batch. None: nothing is.
     """
 
     ask: BatchFor
     leaves: Callable[[], Sequence[Any]]
+    example: BatchFor | None = None
+    data: BatchFor | None = None
 
     def __call__(self, step: int, shard: int) -> Any:
         return self.ask(step, shard)
 
     def first_once(self) -> "StateBatches":
         """The same for a first call, which needs shard 0 for its type before it computes that shard."""
+        if self.example is not None:
+            return self
         known: dict[int, tuple[Sequence[Any], Any]] = {}
 
         def ask(step: int, shard: int) -> Any:
@@ -149,6 +155,19 @@ class BatchFunctions:
             "out, or asked for that do not exist. Pass the same number to both: "
             f"`jaxft.fault_tolerant(..., shards=batches.shards)`, which is {theirs} here."
         )
+
+
+def example_of(batch_for: BatchFor) -> BatchFor:
+    """What makes batches of the same types, where their values do not count."""
+    found = batch_for.example if isinstance(batch_for, StateBatches) else None
+    return found or batch_for
+
+
+def data_of(batch_for: BatchFor) -> BatchFor | None:
+    """What makes the part of a batch that all groups have in common; None: there is none."""
+    if isinstance(batch_for, OwnBatch):
+        return None
+    return batch_for.data if isinstance(batch_for, StateBatches) else batch_for
 
 
 def asked_once(batch_for: BatchFor) -> BatchFor:

@@ -12,6 +12,7 @@ from tests.shared import compiled
 
 ROOT = Path(__file__).parents[2]
 PORTS = sorted((ROOT / "examples" / "ports").glob("*.py"))
+DILOCO = ROOT / "examples" / "diloco" / "train.py"
 PAGE = (ROOT / "docs" / "ports.md").read_text()
 GROUP = Path(__file__).with_name("port_group.py")
 # Lines of the log may follow without a new line between: print writes the end of a line by itself.
@@ -72,8 +73,24 @@ def test_the_plain_loop_of_the_page_runs_and_learns(port: Path, tmp_path: Path) 
 
 
 @pytest.mark.long
+def test_rounds_of_the_diloco_example_learn(tmp_path: Path) -> None:
+    readme = re.findall(r"round \d+  loss [\d.]+", DILOCO.with_name("README.md").read_text())
+    shown = re.findall(r"round \d+  loss [\d.]+", output_of(DILOCO, STEPS, tmp_path))
+    assert [line[:-2] for line in shown] == [line[:-2] for line in readme]
+
+
+@pytest.mark.long
+def test_a_kill_changes_no_bit_of_the_diloco_example(tmp_path: Path) -> None:
+    kill_a_group_of(DILOCO, tmp_path)
+
+
+@pytest.mark.long
 @each_port
 def test_a_kill_changes_no_bit_of_a_run_alone(port: Path, tmp_path: Path) -> None:
+    kill_a_group_of(port, tmp_path)
+
+
+def kill_a_group_of(port: Path, tmp_path: Path) -> None:
     flags = ("--port", str(port), "--steps", str(STEPS))
     with cluster(tmp_path) as here:
         alone = here.start("alone", *flags, script=GROUP, coordinated=False)

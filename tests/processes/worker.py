@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax._src.lib import _jax
 
 import jaxft
@@ -51,9 +52,11 @@ def loss_fn(params: dict[str, jax.Array], batch: tuple[jax.Array, jax.Array]) ->
     return jnp.mean((hidden @ params["out"].astype(jnp.float32) - y) ** 2)
 
 
-def train_step(state: dict[str, Any], batch: Any, rate: float) -> tuple[dict[str, Any], dict[str, Any]]:
+def train_step(
+    state: dict[str, Any], batch: Any, rate: float, mean: Callable[[Any], Any] = jaxft.pmean
+) -> tuple[dict[str, Any], dict[str, Any]]:
     local, grads = jax.value_and_grad(loss_fn)(state["params"], batch)
-    grads, loss = jaxft.pmean((grads, local))
+    grads, loss = mean((grads, local))
     count = state["count"] + 1
     mu = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), state["mu"], grads)
     nu = jax.tree.map(lambda n, g: (0.99 * n + 0.01 * g * g).astype(n.dtype), state["nu"], grads)
@@ -202,6 +205,9 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
         "--pause", default="", help="STEP:FILE: after that step, wait for FILE between two calls"
     )
     parser.add_argument("--precision", help="of products of matrices, a setting of JAX")
+    parser.add_argument(
+        "--diloco", default="", help="CARRY: rounds of three inner steps, of which gates count the rounds"
+    )
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--frozen", type=int, metavar="SEED", help="close over frozen weights")
@@ -308,9 +314,11 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
 
     drawn = itertools.count()
 
+    every = 3 if arguments.diloco else 1
+
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        if str(step) in gates:
-            wait_for(gates[str(step)])
+        if step % every == 0 and str(step // every) in gates:
+            wait_for(gates[str(step // every)])
         if arguments.pace and not arguments.hurry.is_file():
             # Before `hurry` slower and slower: a slow machine must not let the job end before the test has done all.
             left = arguments.steps - step if arguments.hurry.name else arguments.steps
@@ -352,6 +360,17 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
             a_step = over(spread(weights) if in_world else weights)
         if arguments.world:
             state = spread(state)
+        static: dict[str, Any] = {"static_argnums": 2}
+        statics: tuple[float, ...] = (arguments.rate,)
+        if arguments.diloco:
+            a_step = jaxft.diloco(
+                functools.partial(train_step, rate=arguments.rate, mean=lambda local: local),
+                params=lambda state: state["params"],
+                outer=optax.sgd(0.7, momentum=0.9, nesterov=True),
+                every=every,
+                carry=arguments.diloco,
+            )
+            state, static, statics = a_step.init(state), {}, ()
         if not_placed is not None:
             state["count"] = not_placed
         if not arguments.coordinator:
@@ -362,10 +381,10 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
                 nonfinite=arguments.nonfinite,
                 overlap=arguments.overlap,
                 axis_name=axis_name,
-                static_argnums=2,
+                **static,
             )
             while step.step < arguments.steps:
-                state, _ = step(state, batches, arguments.rate)
+                state, _ = step(state, batches, *statics)
                 write(event="finished", step=step.step, digest=jaxft.digest(state))
             return
         manager = jaxft.Manager(
@@ -400,14 +419,14 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
                 nonfinite=arguments.nonfinite,
                 overlap=arguments.overlap,
                 axis_name=axis_name,
-                static_argnums=2,
+                **static,
             )
             if arguments.checkpoints:
                 state = manager.restore(state)
                 write(event="began", step=manager.step)
             while manager.step < arguments.steps:
                 try:
-                    state, metrics = step(state, batches, arguments.rate)
+                    state, metrics = step(state, batches, *statics)
                 except (OSError, KeyboardInterrupt) as error:
                     write(
                         event="raised",
