@@ -5,7 +5,7 @@ spares are paid for. At full speed all groups train, with no failure and a free 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from jaxft_launch.plan import forms
@@ -16,30 +16,16 @@ UNCERTAINTY = 0.25
 RESTART, DROPPED = "checkpoint-restart", "dropped replicas"
 # Spares so that this share of the time no place is empty.
 FILLED = 0.99
+PAIRS = ((0, RESTART), (1, RESTART), (0, DROPPED), (1, "jaxft, 0 spares"))
 LEAST_MTBF_DAYS, MOST_MTBF_DAYS = 0.01, 1e5
 VARIED = (
-    "mtbf_node_days",
-    "return_s",
-    "step_s",
-    "link_gbits",
-    "save_s",
-    "shards_per_group",
-    "groups",
-    "params",
-    "exchange_threads",
+    "mtbf_node_days return_s step_s link_gbits save_s shards_per_group groups params exchange_threads".split()
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A strategy's result.
-
-    Attributes:
-        time, low, high: goodput in time; P10 and P90 for failure rates that are 25 % higher and lower.
-        cost: goodput for each device that is paid.
-        interval_s: the best time between checkpoints.
-        device_hours: for 1,000 steps.
-    """
+    """A strategy's goodput in time, with P10 and P90, and in cost; `device_hours`: for 1,000 steps."""
 
     name: str
     spares: int
@@ -75,46 +61,39 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """The same devices as another number of groups."""
+
+    groups: int
+    devices: int
+    time: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     job: Job
     outcomes: tuple[Outcome, ...]
     swings: tuple[Swing, ...]
     break_evens: tuple[BreakEven, ...]
-    sizes: tuple[tuple[Job, Outcome], ...]
+    sizes: tuple[Size, ...]
 
     def outcome(self, name: str) -> Outcome:
         return next(each for each in self.outcomes if each.name == name)
 
-    @property
-    def cheapest(self) -> Outcome:
-        return max(self.outcomes, key=lambda each: each.cost)
-
-    @property
-    def fastest(self) -> Outcome:
-        return max(self.outcomes, key=lambda each: each.time)
-
 
 def forecast(job: Job) -> Forecast:
     """Compare the strategies for a job."""
-    counts = sorted({0, 1, enough_spares(job)})
-    outcomes = (
-        outcome(RESTART, job),
-        outcome(DROPPED, job),
-        *(outcome(exact_name(count), job) for count in counts),
-    )
+    names = (RESTART, DROPPED, *(exact_name(count) for count in (0, 1, enough_spares(job))))
+    outcomes = tuple(outcome(name, job) for name in names)
     best = max(outcomes[2:], key=lambda each: each.cost).name
     swings = (_swing(best, job, name) for name in VARIED)
     return Forecast(
         job,
         outcomes,
         tuple(sorted(swings, key=lambda each: -each.size)),
-        (
-            _break_even(exact_name(0), RESTART, job),
-            _break_even(exact_name(1), RESTART, job),
-            _break_even(exact_name(0), DROPPED, job),
-            _break_even(exact_name(1), exact_name(0), job),
-        ),
-        tuple((each, outcome(best, each)) for each in _sizes(job)),
+        tuple(_break_even(exact_name(spares), other, job) for spares, other in PAIRS),
+        tuple(_sizes(best, job)),
     )
 
 
@@ -136,9 +115,7 @@ def outcome(name: str, job: Job) -> Outcome:
     spares = _spares(name)
     time = goodput(name, job)
     paid = (job.groups + spares) / job.groups
-    hours = math.inf
-    if time > 0.0:
-        hours = 1000 * job.step_s / 3600 * job.groups * job.devices_per_group * paid / time
+    hours = 1000 * job.step_s / 3600 * job.groups * job.devices_per_group * paid
     return Outcome(
         name=name,
         spares=spares,
@@ -147,7 +124,7 @@ def outcome(name: str, job: Job) -> Outcome:
         high=goodput(name, job.scaled(mtbf_node_days=1.0 / (1.0 - UNCERTAINTY))),
         cost=time / paid,
         interval_s=checkpoint_interval_s(name, job),
-        device_hours=hours,
+        device_hours=hours / time if time > 0.0 else math.inf,
     )
 
 
@@ -182,7 +159,7 @@ def _dropped(job: Job) -> float:
     A failure costs its detection and the whole step, and all wait while the returning group fetches the state.
     """
     lost_s = job.detect_s + job.round_s + job.exchange_s + job.heal_s
-    return _replicas(job, 0, lost_s, lambda present: forms.dropped_speed(job.groups, present))
+    return _replicas(job, 0, lost_s, lambda present: present / job.groups)
 
 
 def _replicas(job: Job, spares: int, lost_s: float, speed: Callable[[int], float]) -> float:
@@ -226,40 +203,33 @@ def _spares(name: str) -> int:
 
 
 def _swing(name: str, job: Job, varied: str) -> Swing:
-    def cost(factor: float) -> float:
-        return outcome(name, job.scaled(**{varied: factor})).cost
-
-    return Swing(varied, cost(1.0 - UNCERTAINTY), cost(1.0 + UNCERTAINTY))
+    costs = (outcome(name, job.scaled(**{varied: 1.0 + by})).cost for by in (-UNCERTAINTY, UNCERTAINTY))
+    return Swing(varied.replace("_", "-"), *costs)
 
 
 def _break_even(winner: str, loser: str, job: Job) -> BreakEven:
     paid = (job.groups + _spares(winner)) / (job.groups + _spares(loser))
 
-    def by_time(days: float) -> float:
+    def lead(days: float, price: float) -> float:
         at = replace(job, mtbf_node_days=days)
-        return goodput(winner, at) - goodput(loser, at)
+        return goodput(winner, at) / price - goodput(loser, at)
 
-    def by_cost(days: float) -> float:
-        at = replace(job, mtbf_node_days=days)
-        return goodput(winner, at) / paid - goodput(loser, at)
+    def from_above(price: float) -> float | None:
+        """The highest MTBF at which the lead changes hands; infinity if the winner leads from the start."""
+        if lead(MOST_MTBF_DAYS, price) > 0.0:
+            return math.inf
+        found = forms.crossing(
+            lambda rate: lead(1.0 / rate, price), 1.0 / MOST_MTBF_DAYS, 1.0 / LEAST_MTBF_DAYS
+        )
+        return None if found is None else 1.0 / found
 
-    return BreakEven(winner, loser, _from_above(by_time), _from_above(by_cost))
-
-
-def _from_above(lead: Callable[[float], float]) -> float | None:
-    """Return the highest MTBF at which the lead changes hands; infinity if the winner leads from the start."""
-    if lead(MOST_MTBF_DAYS) > 0.0:
-        return math.inf
-    found = forms.crossing(lambda rate: lead(1.0 / rate), 1.0 / MOST_MTBF_DAYS, 1.0 / LEAST_MTBF_DAYS)
-    return None if found is None else 1.0 / found
+    return BreakEven(winner, loser, from_above(1.0), from_above(paid))
 
 
-def _sizes(job: Job) -> list[Job]:
-    """Return the same devices as half as many and as twice as many groups."""
-    found: list[Job] = []
+def _sizes(name: str, job: Job) -> Iterator[Size]:
+    """Larger groups compute their larger part of the batch in the same time."""
     for factor in (0.5, 1.0, 2.0):
         groups, devices = job.groups * factor, job.devices_per_group / factor
         if groups >= 2 and groups == int(groups) and devices >= 1 and devices == int(devices):
-            # Larger groups compute their larger part of the batch in the same time.
-            found.append(replace(job, groups=int(groups), devices_per_group=int(devices)))
-    return found
+            found = outcome(name, replace(job, groups=int(groups), devices_per_group=int(devices)))
+            yield Size(int(groups), int(devices), found.time, found.cost)

@@ -8,19 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 
 DAY_S = 86400.0
-# Away times are drawn from a distribution of this many groups at most; more are approximated by a Poisson law.
-MOST_EXACT = 4096
 _NEGLIGIBLE = 1e-15
 
 
 def young_s(save_s: float, mtbf_s: float) -> float:
     """Return the best time between checkpoints (Young 1974)."""
     return math.sqrt(2.0 * save_s * mtbf_s)
-
-
-def daly_first_s(save_s: float, mtbf_s: float) -> float:
-    """Return Daly's first-order interval: Young's time includes the save."""
-    return young_s(save_s, mtbf_s) - save_s
 
 
 def daly_s(save_s: float, mtbf_s: float) -> float:
@@ -115,11 +108,6 @@ def exact_speed(groups: int, present: int, shards_per_group: int) -> float:
     return shards_per_group / most
 
 
-def dropped_speed(groups: int, present: int) -> float:
-    """Return the samples in a step whose lost shards are dropped."""
-    return present / groups
-
-
 def mean_speed(shares: Sequence[float], groups: int, spares: int, speed: Callable[[int], float]) -> float:
     """Return the speed over the distribution of absent groups; spares take the place of lost groups."""
     return sum(
@@ -142,8 +130,3 @@ def tolerant_expense(job: float, blast: float, away_s: float, repair_s: float, m
     `mtbf_s` is one device's: the cluster's failures, divided by its devices (SemiAnalysis, April 2026).
     """
     return (away_s * job + repair_s * blast) / mtbf_s
-
-
-def utilisation(compute_s: float, sent_bits: float, bits_per_s: float) -> float:
-    """Return the share of compute in a step that exchanges without overlap."""
-    return compute_s / (compute_s + sent_bits / bits_per_s)

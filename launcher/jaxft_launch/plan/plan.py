@@ -3,27 +3,27 @@
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
-from typing import Any
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from jaxft_launch.plan.forecast import BreakEven, Forecast, Outcome, forecast
+import tyro
+
+from jaxft_launch.plan.chart import chart
+from jaxft_launch.plan.events import Measured, measure, read
+from jaxft_launch.plan.forecast import Forecast, exact, forecast
 from jaxft_launch.plan.job import Job, needs
-from jaxft_launch.plan.targets import Target, targets
+from jaxft_launch.plan.targets import targets
 from jaxft_launch.processes._checks import LaunchError
 
-_POSITIVE = (
-    "params",
-    "groups",
-    "devices_per_group",
-    "step_s",
-    "shards_per_group",
-    "inner_steps",
-    "bits",
-    "mtbf_node_days",
-    "link_gbits",
+_MAY_BE_0 = ("return_s", "save_s")
+_NUMBERS = (
+    "params groups devices_per_group step_s shards_per_group inner_steps bits mtbf_node_days link_gbits"
 )
-# Heads of columns of text.
-_WORDS = ("source", "what", " ")
+# Failures of groups in a simulation: fewer of large jobs, whose steps take longer to simulate.
+MOST_FAILURES, LEAST_FAILURES, GROUP_FAILURES = 200, 10, 20_000
+Row = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ class PlanOptions:
     """Seconds for which a checkpoint stops the training."""
     link_gbits: float = 400.0
     """Gbit/s of a node's link to the other groups, in each direction."""
+    simulate: Literal["no", "groups", "racks"] = "no"
+    """Also simulate jaxft with its real cores, where single groups fail, or whole racks of eight nodes, too."""
+    events: Annotated[tuple[Path, ...], tyro.conf.arg(name="from")] = ()
+    """Take groups, steps and failures from a run's event files, and compare its goodput with the prediction."""
+    plot: Path | None = None
+    """Write goodput against scale and against the time between failures to this SVG file."""
     targets: bool = False
     """Compare with published numbers instead; the exit status is 1 if one is out of its bound."""
     json: bool = False
@@ -66,136 +72,141 @@ class PlanOptions:
         Raises:
             LaunchError: a number is out of its range.
         """
-        for name in _POSITIVE:
-            if not 0 < getattr(self, name) < math.inf:
-                raise LaunchError(
-                    f"--{name.replace('_', '-')} must be more than 0, not {getattr(self, name):g}."
-                )
-        for name in ("return_s", "save_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise LaunchError(
-                    f"--{name.replace('_', '-')} must be 0 or more, not {getattr(self, name):g}."
-                )
-        names = (*_POSITIVE, "return_s", "save_s")
-        return Job(**{name: getattr(self, name) for name in names})
+        numbers = {name: getattr(self, name) for name in (*_NUMBERS.split(), *_MAY_BE_0)}
+        for name, number in numbers.items():
+            if not 0 <= number < math.inf or (not number and name not in _MAY_BE_0):
+                least = "0 or more" if name in _MAY_BE_0 else "more than 0"
+                raise LaunchError(f"--{name.replace('_', '-')} must be {least}, not {number:g}.")
+        return Job(**numbers)
 
 
 def run_plan(options: PlanOptions) -> int:
     """Print a plan; return the exit status."""
     if options.targets:
-        return _show_targets(as_json=options.json)
-    found = forecast(options.job())
-    if options.json:
-        sys.stdout.write(json.dumps(plan_json(found), indent=1) + "\n")
-    else:
-        sys.stdout.write(plan_text(found) + "\n")
+        rows = targets()
+        _write([asdict(each) | {"met": each.met} for each in rows], _targets_text, as_json=options.json)
+        return 0 if all(each.met for each in rows) else 1
+    job, run = options.job(), None
+    if options.events:
+        run = measure(read(options.events), job.shards_per_group)
+        job = run.job(job)
+    found = forecast(job)
+    if options.plot is not None:
+        options.plot.write_text(chart(found, None if run is None else run.goodput), encoding="utf-8")
+    plan = {
+        **asdict(found),
+        "needs": [asdict(need) for need in needs(job)],
+        "simulated": [] if options.simulate == "no" else _simulated(found, racks=options.simulate == "racks"),
+        "measured": None if run is None else _compared(run, job),
+    }
+    _write(plan, plan_text, as_json=options.json)
     return 0
 
 
-def _show_targets(*, as_json: bool) -> int:
-    found = targets()
-    if as_json:
-        rows = [{**asdict(each), "met": each.met} for each in found]
-        sys.stdout.write(json.dumps(_finite(rows), indent=1) + "\n")
-    else:
-        sys.stdout.write(targets_text(found) + "\n")
-    return 0 if all(each.met for each in found) else 1
+def _write(found: Any, text: Any, *, as_json: bool) -> None:
+    sys.stdout.write((json.dumps(_finite(found), indent=1) if as_json else text(found)) + "\n")
 
 
-def plan_json(found: Forecast) -> dict[str, Any]:
-    """Return a plan as JSON; where there is no number, null."""
-    return _finite(
-        {
-            "job": asdict(found.job),
-            "needs": [asdict(need) for need in needs(found.job)],
-            "strategies": [asdict(each) for each in found.outcomes],
-            "swings": [asdict(each) for each in found.swings],
-            "break_evens": [asdict(each) for each in found.break_evens],
-            "sizes": [
-                {
-                    "groups": job.groups,
-                    "devices_per_group": job.devices_per_group,
-                    "time": each.time,
-                    "cost": each.cost,
-                }
-                for job, each in found.sizes
-            ],
-        }
-    )
+def _simulated(found: Forecast, *, racks: bool) -> list[dict[str, Any]]:
+    from jaxft_launch.plan.simulation import simulate
+
+    rows: list[dict[str, Any]] = []
+    for each in found.outcomes[2:]:
+        began_s = time.process_time()
+        failures = max(LEAST_FAILURES, min(MOST_FAILURES, GROUP_FAILURES // found.job.groups))
+        row = asdict(simulate(found.job, each.spares, failures, seed=1, racks=racks))
+        took_s = time.process_time() - began_s
+        rows.append({"name": each.name, "predicted": each.time, "cpu_s": took_s} | row)
+    return rows
 
 
-def plan_text(found: Forecast) -> str:
+def _compared(run: Measured, job: Job) -> dict[str, Any]:
+    """Return a run's numbers with the goodput that they predict; its steps and returns are whole."""
+    bare = replace(job, params=1.0, save_s=0.0, link_gbits=1e9)
+    return asdict(run) | {"goodput": run.goodput, "predicted": exact(bare, run.spares)}
+
+
+def plan_text(plan: dict[str, Any]) -> str:
     """Return a plan as tables for people."""
-    job = found.job
+    job, ways = plan["job"], plan["outcomes"]
+    failures = job["groups"] * job["devices_per_group"] / 8 / job["mtbf_node_days"]
+    fastest, cheapest = (max(ways, key=lambda each: each[by])["name"] for by in ("time", "cost"))
     parts = [
-        f"{job.groups} groups of {job.devices_per_group} devices, {job.params:.3g} parameters, "
-        f"steps of {job.step_s:g} s; a failure every {duration(1.0 / job.failures)}",
-        table(
-            ("", "goodput", "P10-P90", "per device paid", "device-hours for 1,000 steps", "checkpoint every"),
-            [_outcome_row(each) for each in found.outcomes],
+        f"{job['groups']} groups of {job['devices_per_group']} devices, {job['params']:.3g} parameters, "
+        f"steps of {job['step_s']:g} s; a failure every {duration(86400.0 / failures)}",
+        _table(
+            "|goodput|P10|P90|per device paid|device-hours for 1,000 steps|checkpoint every", map(_way, ways)
         ),
-        f"Fastest: {found.fastest.name}. Cheapest: {found.cheapest.name}.",
-        table(
-            ("overtakes, if a node fails every ... or sooner", "in time", "in cost"),
-            [_break_even_row(each) for each in found.break_evens],
+        f"Fastest: {fastest}. Cheapest: {cheapest}.",
+        _table(
+            "overtakes, if a node fails every ... or sooner|in time|in cost",
+            (
+                (f"{each['winner']} over {each['loser']}", _days(each["time_days"]), _days(each["cost_days"]))
+                for each in plan["break_evens"]
+            ),
         ),
-        table(
-            ("moves the answer (cost) most", "25 % less", "25 % more"),
-            [
-                (each.name.replace("_", "-"), percent(each.less), percent(each.more))
-                for each in found.swings[:5]
-            ],
+        _table(
+            "moves the cost most|25 % less|25 % more",
+            ((each["name"], percent(each["less"]), percent(each["more"])) for each in plan["swings"][:5]),
         ),
-        table(
-            ("the same devices as", "goodput", "per device paid"),
-            [
-                (f"{size.groups} groups of {size.devices_per_group}", percent(each.time), percent(each.cost))
-                for size, each in found.sizes
-            ],
+        _table(
+            "the same devices|goodput|per device paid",
+            (
+                (
+                    f"{each['groups']} groups of {each['devices']}",
+                    percent(each["time"]),
+                    percent(each["cost"]),
+                )
+                for each in plan["sizes"]
+            ),
         ),
-        table(
-            ("a group needs", "", "", ""),
-            [(need.name, figure(need.value), need.unit, need.why) for need in needs(job)],
+        _table(
+            "a group needs||<|<",
+            ((need["name"], figure(need["value"]), need["unit"], need["why"]) for need in plan["needs"]),
         ),
     ]
+    if plan["simulated"]:
+        head = "simulated|goodput|predicted|failures|lost all|of the job|messages/s|bytes/s|CPU time"
+        parts.append(_table(head, map(_simulation, plan["simulated"])))
+    if run := plan["measured"]:
+        parts.append(
+            f"measured: {percent(run['goodput'])} over {duration(run['lasted_s'])}, {run['failures']} failures, "
+            f"{run['steps']} steps; predicted from its rates: {percent(run['predicted'])}"
+        )
     return "\n\n".join(parts)
 
 
-def targets_text(found: list[Target]) -> str:
-    """Return the published numbers and ours."""
-    missed = sum(not each.met for each in found)
-    rows = [
-        (
-            str(each.row),
-            each.source,
-            each.what,
-            f"{each.published:.4g}",
-            "-" if math.isnan(each.ours) else f"{each.ours:.4g}",
-            "-" if math.isnan(each.ours) else f"{100 * each.off:+.1f} %",
-            "shown" if each.bound is None else f"{100 * each.bound:.0f} %",
-            "" if each.met else "OUT",
-            each.why,
+def _way(each: dict[str, Any]) -> Row:
+    shares = [percent(each[name]) for name in ("time", "low", "high", "cost")]
+    return (each["name"], *shares, figure(each["device_hours"]), duration(each["interval_s"]))
+
+
+def _simulation(row: dict[str, Any]) -> Row:
+    shares = (percent(row["goodput"]), percent(row["predicted"]), f"{row['failures']}", f"{row['all_lost']}")
+    rates = (figure(row["messages"]), figure(row["bytes"]), duration(row["cpu_s"]))
+    return (row["name"], *shares, duration(row["simulated_s"]), *rates)
+
+
+def _targets_text(rows: list[dict[str, Any]]) -> str:
+    def line(each: dict[str, Any]) -> Row:
+        off = each["ours"] / each["published"] - 1.0
+        ours = ("-", "-") if math.isnan(off) else (f"{each['ours']:.4g}", f"{100 * off:+.1f} %")
+        bound = "shown" if each["bound"] is None else f"{100 * each['bound']:.0f} %"
+        met = "" if each["met"] else "OUT"
+        return (
+            f"{each['row']}",
+            each["source"],
+            each["what"],
+            f"{each['published']:.4g}",
+            *ours,
+            bound,
+            met,
+            each["why"],
         )
-        for each in found
-    ]
-    head = ("", "source", "what", "published", "ours", "off", "bound", " ", "")
-    checked = sum(each.bound is not None for each in found)
-    return f"{table(head, rows)}\n\n{checked} checked, {missed} out of their bounds"
 
-
-def _outcome_row(each: Outcome) -> tuple[str, ...]:
-    return (
-        each.name,
-        f"{100 * each.time:.2f} %",
-        f"{100 * each.low:.2f}-{100 * each.high:.2f} %",
-        f"{100 * each.cost:.2f} %",
-        figure(each.device_hours),
-        duration(each.interval_s),
-    )
-
-
-def _break_even_row(each: BreakEven) -> tuple[str, ...]:
-    return (f"{each.winner} over {each.loser}", _days(each.time_days), _days(each.cost_days))
+    checked, missed = (sum(each["bound"] is not None for each in rows), sum(not each["met"] for each in rows))
+    table = _table("|<source|<what|published|ours|off|bound|<|<", map(line, rows))
+    return f"{table}\n\n{checked} checked, {missed} out of their bounds"
 
 
 def _days(days: float | None) -> str:
@@ -205,13 +216,11 @@ def _days(days: float | None) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{100 * share:.2f} %"
 
 
 def figure(value: float) -> str:
     """Return a number with about three digits that count."""
-    if not math.isfinite(value):
-        return "-"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{digits}f}"
 
@@ -224,27 +233,26 @@ def duration(seconds: float) -> str:
     return f"{figure(seconds)} s"
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return rows as text: figures on the right, and words on the left."""
-    lines = [head, *rows]
+def _table(heads: str, rows: Any) -> str:
+    """Return rows as text, the first column and those with "<" on the left."""
+    head = heads.split("|")
+    lines = [tuple(each.lstrip("<") for each in head), *rows]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if not head[place] or place == 0 or head[place] in _WORDS else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
+    left = [place == 0 or each.startswith("<") for place, each in enumerate(head)]
+    cells = [
+        [
+            cell.ljust(width) if to_left else cell.rjust(width)
+            for cell, width, to_left in zip(line, widths, left, strict=True)
+        ]
         for line in lines
-    )
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def _finite(value: Any) -> Any:
-    """Replace what JSON has no number for."""
-    match value:
-        case dict():
-            return {name: _finite(each) for name, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-        case float() if not math.isfinite(value):
-            return None
-        case _:
-            return value
+    """Replace numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
