@@ -52,6 +52,8 @@ INLINE float float_of_float(float leaf) { return leaf; }
 INLINE float float_of_sum(float sum) { return sum != sum ? real(QUIET_NAN) : sum; }
 INLINE double double_of_double(double leaf) { return leaf; }
 INLINE double double_of_sum(double sum) { return sum != sum ? __builtin_nan("") : sum; }
+INLINE int16_t wide8(int8_t value) { return value; }
+INLINE int16_t same16(int16_t value) { return value; }
 INLINE uint32_t same32(uint32_t value) { return value; }
 INLINE uint64_t same64(uint64_t value) { return value; }
 
@@ -60,7 +62,7 @@ INLINE uint64_t same64(uint64_t value) { return value; }
         SUM *out = to;                                                                                         \
         const LEFT *left = a;                                                                                  \
         const RIGHT *right = b;                                                                                \
-        EACH out[i] = left_of(left[i]) + right_of(right[i]);                                                   \
+        EACH out[i] = (SUM)(left_of(left[i]) + right_of(right[i]));                                            \
     }
 
 /* The reciprocal of a power of two is exact, so the product has the bits of the quotient, in half the time. */
@@ -98,12 +100,39 @@ FLOATS(float64, double, double, double_of_double, double_of_double, double_of_su
 INTEGERS(int32, uint32_t, same32)
 INTEGERS(int64, uint64_t, same64)
 
+ADD(int8_add_leaves, int16_t, int8_t, wide8, int8_t, wide8)
+ADD(int8_add_leaf, int16_t, int16_t, same16, int8_t, wide8)
+ADD(int8_add_sums, int16_t, int16_t, same16, int16_t, same16)
+
+static void int8_finish_leaf(void *to, const void *from, size_t size, double divisor) {
+    (void)divisor;
+    int16_t *out = to;
+    const int8_t *total = from;
+    EACH out[i] = total[i];
+}
+
+static void int8_finish_sum(void *out, const void *total, size_t size, double divisor) {
+    (void)divisor;
+    memmove(out, total, size * sizeof(int16_t));
+}
+
+static void int8_max(void *to, const void *a, const void *b, size_t size) {
+    int8_t *out = to;
+    const int8_t *left = a, *right = b;
+    EACH out[i] = left[i] > right[i] ? left[i] : right[i];
+}
+
+static void int8_finish_max(void *out, const void *total, size_t size, double divisor) {
+    (void)divisor;
+    memmove(out, total, size);
+}
+
 #define OF_FLOATS(name, LEAF, SUM)                                                                             \
-    {sizeof(LEAF),     sizeof(SUM),        name##_add_leaves, name##_add_leaf,                                 \
-     name##_add_sums,  name##_finish_leaf, name##_finish_sum}
+    {sizeof(LEAF),     sizeof(SUM),     sizeof(LEAF),       name##_add_leaves,                                 \
+     name##_add_leaf,  name##_add_sums, name##_finish_leaf, name##_finish_sum}
 #define OF_INTEGERS(name, INTEGER)                                                                             \
-    {sizeof(INTEGER),   sizeof(INTEGER),    name##_add_leaves, name##_add_leaves,                              \
-     name##_add_leaves, name##_finish_leaf, name##_finish_leaf}
+    {sizeof(INTEGER),   sizeof(INTEGER),   sizeof(INTEGER),    name##_add_leaves,                              \
+     name##_add_leaves, name##_add_leaves, name##_finish_leaf, name##_finish_leaf}
 
 #define JOIN(a, b) a##b
 #define TABLE(set) JOIN(lane_arithmetic_, set)
@@ -112,4 +141,6 @@ const struct lane_arithmetic TABLE(LANE_SET)[LANE_DTYPES] = {
     [LANE_BFLOAT16] = OF_FLOATS(bfloat16, uint16_t, float), [LANE_FLOAT16] = OF_FLOATS(float16, uint16_t, float),
     [LANE_FLOAT32] = OF_FLOATS(float32, float, float),      [LANE_FLOAT64] = OF_FLOATS(float64, double, double),
     [LANE_INT32] = OF_INTEGERS(int32, uint32_t),            [LANE_INT64] = OF_INTEGERS(int64, uint64_t),
+    [LANE_INT8] = {1, 2, 2, int8_add_leaves, int8_add_leaf, int8_add_sums, int8_finish_leaf, int8_finish_sum},
+    [LANE_INT8_MAX] = {1, 1, 1, int8_max, int8_max, int8_max, int8_finish_max, int8_finish_max},
 };

@@ -24,7 +24,7 @@ static int next_frame(struct lane *lane, struct channel *channel, struct outgoin
         const struct lane_chunk *chunk = &lane_me(lane)->chunks[number];
         frame->header = plan->results_out + (size_t)number * LANE_HEADER_BYTES;
         frame->payload = lane_result(lane, chunk);
-        frame->bytes = chunk->size * lane_math(lane, chunk)->leaf_bytes;
+        frame->bytes = chunk->size * lane_math(lane, chunk)->result_bytes;
         frame->gathered = 0;
         if (plan->digest != NULL) {
             memcpy(frame->tag, lane->result_tags + (size_t)number * LANE_MOST_TAG_BYTES, LANE_MOST_TAG_BYTES);

@@ -85,7 +85,7 @@ EXPORT int lane_combine(int dtype, double divisor, const int32_t *program, size_
     for (size_t start = 0; start < size; start += block) {
         size_t count = size - start < block ? size - start : block;
         struct value sum = block_of(math, program, steps, sources, summed, start, count, slots);
-        char *to = (char *)out + start * math->leaf_bytes;
+        char *to = (char *)out + start * math->result_bytes;
         (sum.summed ? math->finish_sum : math->finish_leaf)(to, sum.at, count, divisor);
     }
     return 0;

@@ -9,15 +9,26 @@
 #define EXPORT __attribute__((visibility("default")))
 
 /* Of the leaves. Unsigned integers are summed like signed ones: both wrap around. */
-enum lane_dtype { LANE_BFLOAT16, LANE_FLOAT16, LANE_FLOAT32, LANE_FLOAT64, LANE_INT32, LANE_INT64, LANE_DTYPES };
+enum lane_dtype {
+    LANE_BFLOAT16,
+    LANE_FLOAT16,
+    LANE_FLOAT32,
+    LANE_FLOAT64,
+    LANE_INT32,
+    LANE_INT64,
+    LANE_INT8,     /* summed in int16, which is also the result's */
+    LANE_INT8_MAX, /* in place of a sum the larger value */
+    LANE_DTYPES
+};
 
-/* The arithmetic of one dtype. A leaf is in the leaves' dtype, a sum in the dtype of sums. `out` may be an argument. */
+/* The arithmetic of one dtype. A leaf is in the leaves' dtype, a sum in the dtype of sums, and a result in that of
+ * leaves but for LANE_INT8. `out` may be an argument. */
 struct lane_arithmetic {
-    size_t leaf_bytes, sum_bytes;
+    size_t leaf_bytes, sum_bytes, result_bytes;
     void (*add_leaves)(void *out, const void *left, const void *right, size_t size);
     void (*add_leaf)(void *out, const void *left, const void *right, size_t size);
     void (*add_sums)(void *out, const void *left, const void *right, size_t size);
-    /* Divide unless the divisor is 0, make every NaN the one quiet NaN, and round to the leaves' dtype. */
+    /* Divide unless the divisor is 0, make every NaN the one quiet NaN, and round to the results' dtype. */
     void (*finish_leaf)(void *out, const void *total, size_t size, double divisor);
     void (*finish_sum)(void *out, const void *total, size_t size, double divisor);
 };
@@ -180,9 +191,9 @@ struct lane_look {
     uint32_t is_idle;     /* nothing is queued for it */
 };
 
-/* The sizes of region, chunk, node, kept, piece, member, secret, plan, failure and look, by which Python knows a stale
- * library. */
-#define LANE_SIZES 10
+/* The sizes of region, chunk, node, kept, piece, member, secret, plan, failure and look, and the number of dtypes, by
+ * which Python knows a stale library. */
+#define LANE_SIZES 11
 void lane_sizes(uint32_t sizes[LANE_SIZES]);
 
 /* Write a byte to a socket at each interval, until `stop_fd` is readable or the socket fails: this process lives. */

@@ -83,7 +83,7 @@ const char *lane_own(const struct lane *lane, uint32_t node, const struct lane_c
 
 char *lane_received(const struct lane *lane, uint32_t number, uint32_t node) {
     const struct lane_chunk *chunk = &lane_me(lane)->chunks[number];
-    if (node == lane->plan.in_place && lane_item_bytes(lane, chunk, node) == lane_math(lane, chunk)->leaf_bytes)
+    if (node == lane->plan.in_place && lane_item_bytes(lane, chunk, node) == lane_math(lane, chunk)->result_bytes)
         return lane_result(lane, chunk);
     return lane->plan.scratch[number % lane->plan.window * lane->plan.nodes_size + node];
 }
@@ -119,7 +119,7 @@ static int combine(struct lane *lane) {
     }
     if (plan->results_out != NULL && plan->digest != NULL)
         lane_tag(lane, plan->me, 0, plan->results_out + (size_t)number * LANE_HEADER_BYTES, out,
-                 chunk->size * math->leaf_bytes, lane->result_tags + (size_t)number * LANE_MOST_TAG_BYTES);
+                 chunk->size * math->result_bytes, lane->result_tags + (size_t)number * LANE_MOST_TAG_BYTES);
     lane->next++;
     for (uint32_t peer = 0; peer < plan->members_size; peer++) {
         struct channel *channel = &lane->channels[peer];
@@ -229,7 +229,7 @@ EXPORT void lane_sizes(uint32_t sizes[LANE_SIZES]) {
         sizeof(struct lane_region), sizeof(struct lane_chunk),  sizeof(struct lane_node),
         sizeof(struct lane_kept),   sizeof(struct lane_piece),  sizeof(struct lane_member),
         sizeof(struct lane_secret), sizeof(struct lane_plan),   sizeof(struct lane_failure),
-        sizeof(struct lane_look),
+        sizeof(struct lane_look),   LANE_DTYPES,
     };
     for (int i = 0; i < LANE_SIZES; i++)
         sizes[i] = (uint32_t)known[i];

@@ -65,10 +65,12 @@ static inline const struct lane_arithmetic *lane_math(const struct lane *lane, c
 }
 static inline size_t lane_item_bytes(const struct lane *lane, const struct lane_chunk *chunk, uint32_t node) {
     const struct lane_arithmetic *math = lane_math(lane, chunk);
-    return node == NONE || lane->plan.nodes[node].single ? math->leaf_bytes : math->sum_bytes;
+    if (node == NONE)
+        return math->result_bytes;
+    return lane->plan.nodes[node].single ? math->leaf_bytes : math->sum_bytes;
 }
 static inline char *lane_result(const struct lane *lane, const struct lane_chunk *chunk) {
-    return lane->plan.regions[chunk->region].result + chunk->offset * lane_math(lane, chunk)->leaf_bytes;
+    return lane->plan.regions[chunk->region].result + chunk->offset * lane_math(lane, chunk)->result_bytes;
 }
 
 /* A chunk of one of my own nodes: where it lies, or gathered into *buffer, which is allocated at first use. NULL

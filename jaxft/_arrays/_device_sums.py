@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
 from jaxft._arrays._host_copies import compiled_ahead, is_accelerator
-from jaxft._arrays._layout import Layout
+from jaxft._arrays._layout import Layout, Operation
 
 _log = logging.getLogger("jaxft")
 
@@ -43,6 +43,7 @@ class DeviceSums:
     def __init__(self, layout: Layout, shardings: Sequence[Sharding], reserved_bytes: int) -> None:
         self._dtypes = [spec.dtype for spec in layout.specs]
         self._sum_dtypes = [layout.regions[extent.region].sum_dtype for extent in layout.extents]
+        self._operations = [spec.operation for spec in layout.specs]
         self._shapes = [spec.shape for spec in layout.specs]
         self._shardings = list(shardings)
         self._reserved_bytes = reserved_bytes
@@ -59,7 +60,7 @@ class DeviceSums:
         for left, right in ((False, False), (True, False), (True, True)):
             self._adders[left, right] = [
                 _adder(
-                    [self._sum_dtypes[number] for number in numbers],
+                    [(self._sum_dtypes[number], self._operations[number]) for number in numbers],
                     [self._shardings[number] for number in numbers],
                     self._specs(numbers, left),
                     self._specs(numbers, right),
@@ -125,7 +126,7 @@ class DeviceSums:
 
 
 def _adder(
-    dtypes: Sequence[str],
+    kinds: Sequence[tuple[str, Operation]],
     shardings: Sequence[Sharding],
     left: list[jax.ShapeDtypeStruct],
     right: list[jax.ShapeDtypeStruct],
@@ -136,8 +137,8 @@ def _adder(
 
     def add(one: list[jax.Array], other: list[jax.Array]) -> list[jax.Array]:
         return [
-            jax.lax.add(a.astype(dtype), b.astype(dtype))
-            for a, b, dtype in zip(one, other, dtypes, strict=True)
+            (jax.lax.max if operation == "max" else jax.lax.add)(a.astype(dtype), b.astype(dtype))
+            for a, b, (dtype, operation) in zip(one, other, kinds, strict=True)
         ]
 
     donated = (0,) if consumes_left else ()

@@ -25,8 +25,11 @@ from jaxft._errors import ConfigurationError
 # Every leaf starts at a multiple of this many elements: a multiple of 64 bytes for any item size.
 ALIGN_ELEMENTS = 64
 
-# The result for a leaf: the sum over all shards, or that divided by their number.
-Operation = Literal["mean", "sum"]
+# The result for a leaf: the sum over all shards, or that divided by their number. Two more carry quantised means
+# (`_programs/_quantise.py`): the largest value, and a sum of int8 in int16, which cannot overflow.
+Operation = Literal["mean", "sum", "max", "widened"]
+# The most shards whose int8 values, from -127 to 127, have a sum that int16 holds.
+MOST_WIDENED_SHARDS = 32767 // 127
 
 # dtype of a leaf -> (bytes per item, dtype in which it is summed). The half precisions are summed in
 # float32 and rounded once at the end; the others are summed as they are, integers with wrap-around.
@@ -41,14 +44,25 @@ _INTEGERS: dict[str, tuple[int, str]] = {
     "int64": (8, "int64"),
     "uint32": (4, "uint32"),
 }
-_DTYPES = _FLOATS | _INTEGERS
+_NARROW: dict[str, tuple[int, str]] = {"int8": (1, "int8"), "int16": (2, "int16")}
+_DTYPES = _FLOATS | _INTEGERS | _NARROW
 # The dtypes that an operation accepts.
-DTYPES: dict[Operation, tuple[str, ...]] = {"mean": tuple(_FLOATS), "sum": tuple(_DTYPES)}
+DTYPES: dict[Operation, tuple[str, ...]] = {
+    "mean": tuple(_FLOATS),
+    "sum": tuple(_FLOATS | _INTEGERS),
+    "max": ("int8",),
+    "widened": ("int8",),
+}
 
 
-def sum_dtype(dtype: str) -> str:
+def sum_dtype(dtype: str, operation: Operation = "sum") -> str:
     """The dtype in which leaves of such a dtype are summed."""
-    return _DTYPES[dtype][1]
+    return "int16" if operation == "widened" else _DTYPES[dtype][1]
+
+
+def result_dtype(dtype: str, operation: Operation) -> str:
+    """The dtype of the result for a leaf of such a dtype."""
+    return "int16" if operation == "widened" else dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +77,10 @@ class LeafSpec:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def result_dtype(self) -> str:
+        return result_dtype(self.dtype, self.operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +111,15 @@ class Region:
     @property
     def sum_dtype(self) -> str:
         """The dtype in which this region is summed, and in which a sum of several shards is stored and sent."""
-        return sum_dtype(self.dtype)
+        return sum_dtype(self.dtype, self.operation)
+
+    @property
+    def result_dtype(self) -> str:
+        return result_dtype(self.dtype, self.operation)
+
+    @property
+    def result_item_bytes(self) -> int:
+        return _DTYPES[self.result_dtype][0]
 
     @property
     def sum_item_bytes(self) -> int:
@@ -133,8 +159,13 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of one contribution, which is also the bytes of one result."""
+        """Bytes of one contribution."""
         return sum(region.size_bytes for region in self.regions)
+
+    def check_shards(self, shards: int) -> None:
+        """Raise ConfigurationError for more shards than a region's sums can hold."""
+        if shards > MOST_WIDENED_SHARDS and any(region.operation == "widened" for region in self.regions):
+            raise ConfigurationError(too_many_shards(shards))
 
     def gaps(self) -> Iterator[Extent]:
         """The padding after each leaf that has any."""
@@ -142,6 +173,13 @@ class Layout:
             padding = _aligned(extent.stop) - extent.stop
             if padding > 0:
                 yield Extent(region=extent.region, offset=extent.stop, size=padding)
+
+
+def too_many_shards(shards: int) -> str:
+    return (
+        f'jaxft.pmean(quantize="int8") adds in 16 bits, which hold the sum of {MOST_WIDENED_SHARDS} shards, and this '
+        f"step has {shards}. Give each shard more rows of the batch, or average without quantize."
+    )
 
 
 def _check(spec: LeafSpec) -> None:

@@ -83,13 +83,13 @@ def result_regions(layout: Layout) -> tuple[np.ndarray, ...]:
     """One uninitialised array for each region of the layout, for means and sums."""
     sizes = result_bytes(layout)
     return tuple(
-        aligned_empty(size).view(region.dtype) for size, region in zip(sizes, layout.regions, strict=True)
+        aligned_empty(size).view(region.result_dtype) for size, region in zip(sizes, layout.regions, strict=True)
     )
 
 
 def result_bytes(layout: Layout) -> list[int]:
     """The size of each of these arrays."""
-    return [region.size * region.item_bytes for region in layout.regions]
+    return [region.size * region.result_item_bytes for region in layout.regions]
 
 
 def leaves_of(layout: Layout, regions: tuple[np.ndarray, ...]) -> list[np.ndarray]:

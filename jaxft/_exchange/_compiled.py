@@ -25,6 +25,7 @@ PATH = Path(__file__).with_name("liblane.so")
 
 # The codes of lane.h. Unsigned integers are summed like signed ones: both wrap around.
 _CODES = {"bfloat16": 0, "float16": 1, "float32": 2, "float64": 3, "int32": 4, "uint32": 4, "int64": 5}
+_NARROW_CODES = {"widened": 6, "max": 7}
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class Library:
         self, out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region
     ) -> None:
         """The twin of `_reduce.combine_into`."""
-        assert out.dtype == region.dtype
+        assert out.dtype == region.result_dtype
         tree = self._tree(out, sources, root(shards), region)
-        failed = self.c.lane_combine(code(region.dtype), divisor(region, shards), *tree)
+        failed = self.c.lane_combine(code(region), divisor(region, shards), *tree)
         assert not failed, f"{sorted(sources)} of {shards} shards is not a tree of sums"
 
     def sum_into(
@@ -109,7 +110,7 @@ class Library:
     ) -> None:
         """The twin of `_reduce.sum_into`."""
         assert out.dtype == (region.dtype if top.size == 1 else region.sum_dtype)
-        failed = self.c.lane_sum(code(region.dtype), *self._tree(out, sources, top, region))
+        failed = self.c.lane_sum(code(region), *self._tree(out, sources, top, region))
         assert not failed, f"{sorted(sources)} of {top} is not a tree of sums"
 
     def _tree(
@@ -151,7 +152,7 @@ class Library:
         assert (starts + sizes).max() <= out.size
         pointers = [np.fromiter(map(address, arrays), np.uint64) for arrays in (lefts, rights)]
         failed = self.c.lane_add_pairs(
-            code(region.dtype),
+            code(region),
             left == region.sum_dtype,
             right == region.sum_dtype,
             sizes.size,
@@ -181,7 +182,8 @@ def describe() -> str:
 
 
 def _check(c: ctypes.CDLL, path: Path) -> None:
-    wanted = [ctypes.sizeof(each) for each in _lane_structs.ALL]
+    codes = {*_CODES.values(), *_NARROW_CODES.values()}
+    wanted = [*(ctypes.sizeof(each) for each in _lane_structs.ALL), len(codes)]
     sizes = (ctypes.c_uint32 * len(wanted))()
     if not hasattr(c, "lane_sizes"):
         raise OSError(f"{path} is not a compiled lane.")
@@ -192,9 +194,9 @@ def _check(c: ctypes.CDLL, path: Path) -> None:
         )
 
 
-def code(dtype: str) -> int:
-    """The code of lane.h for a dtype of leaves."""
-    return _CODES[dtype]
+def code(region: Region) -> int:
+    """The code of lane.h for the arithmetic of a region."""
+    return _NARROW_CODES.get(region.operation) or _CODES[region.dtype]
 
 
 def divisor(region: Region, shards: int) -> float:

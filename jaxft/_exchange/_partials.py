@@ -204,6 +204,7 @@ class Partials:
     """The contributions of one group to one step, in which the whole job computes `shards` shards."""
 
     def __init__(self, layout: Layout, shards: int, sums: DeviceSums | None = None) -> None:
+        layout.check_shards(shards)
         self.layout = layout
         self.shards = shards
         self.sums = sums

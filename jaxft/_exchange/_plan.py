@@ -180,7 +180,7 @@ def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
         return []
     frames: list[Planned] = []
     for number, chunk in enumerate(plan.chunks[stamp.sender]):
-        length_bytes = chunk.size * layout.regions[chunk.region].item_bytes
+        length_bytes = chunk.size * layout.regions[chunk.region].result_item_bytes
         header = stamp.header(
             RESULT, node=(0, 0), region=chunk.region, offset=chunk.offset, length_bytes=length_bytes
         )

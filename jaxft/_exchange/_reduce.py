@@ -13,6 +13,8 @@ devices that have been seen to add as numpy does (`_device_sums.py`), and never 
 an addition depends on where the element is in numpy's loop (the vectorised body and the tail disagree), and so on how
 the work was divided: every NaN of a result is replaced by the one quiet NaN. Integers have none of these problems;
 they are exact and wrap around.
+
+A region of the operation "max" has the larger of two values in place of their sum.
 """
 
 import contextlib
@@ -22,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxft._arrays._layout import Region
+from jaxft._arrays._layout import Operation, Region
 from jaxft._errors import ConfigurationError
 from jaxft._exchange import _compiled
 from jaxft._exchange._tree import Node, root
@@ -65,19 +67,24 @@ def check_floats() -> None:
 
 
 def add_into(
-    out: np.ndarray, offsets: Sequence[int], lefts: Sequence[np.ndarray], rights: Sequence[np.ndarray]
+    out: np.ndarray,
+    offsets: Sequence[int],
+    lefts: Sequence[np.ndarray],
+    rights: Sequence[np.ndarray],
+    operation: Operation = "sum",
 ) -> None:
     """Add two contributions or partial sums, pair by pair of their flat leaves, in the dtype of `out`."""
+    add = _adder(operation)
     with np.errstate(all="ignore"):  # infinities are the caller's data, not an error here
         for offset, left, right in zip(offsets, lefts, rights, strict=True):
-            np.add(left, right, out=out[offset : offset + left.size], dtype=out.dtype)
+            add(left, right, out=out[offset : offset + left.size], dtype=out.dtype)
 
 
 def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region) -> None:
     """Write the mean or the sum over all shards to `out`.
 
     Args:
-        out: the destination, in the leaves' dtype. No source may overlap it, except that the first or the
+        out: the destination, in the dtype of results. No source may overlap it, except that the first or the
             second node in order may *be* it (received in place, which saves the cache a third array): both
             are consumed before `out` is written, since the first is the left end of the tree and the second
             the left end of its sibling.
@@ -86,6 +93,7 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
         shards: the number of all shards.
         region: the region that `out` belongs to, which has the operation and the accumulation dtype.
     """
+    add = _adder(region.operation)
     in_place = out.dtype == np.dtype(region.sum_dtype)
     divisor = shards if region.operation == "mean" else None
     slots = [np.empty(0 if in_place else min(BLOCK_ELEMENTS, out.size), region.sum_dtype)]
@@ -94,11 +102,13 @@ def combine_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: in
             block = out[start : start + BLOCK_ELEMENTS]
             parts = {node: source[start : start + BLOCK_ELEMENTS] for node, source in sources.items()}
             slots[0] = block if in_place else slots[0][: block.size]
-            total = _sum(root(shards), parts, slots, 0)
+            total = _sum(root(shards), parts, slots, 0, add)
             _finish(block, total, divisor, slots[0])
 
 
-def sum_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node) -> None:
+def sum_into(
+    out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node, operation: Operation = "sum"
+) -> None:
     """Write the sum of a node to `out`, as a partial sum for another exchange.
 
     Args:
@@ -107,6 +117,7 @@ def sum_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node) -> 
         sources: the values of the nodes that members hold: together the leaves of a tree whose root is `top`; as in
             `combine_into`.
         top: the node.
+        operation: of the region.
     """
     if top in sources:
         np.copyto(out, sources[top])
@@ -114,7 +125,7 @@ def sum_into(out: np.ndarray, sources: Mapping[Node, np.ndarray], top: Node) -> 
     with np.errstate(all="ignore"):
         for start in range(0, out.size, BLOCK_ELEMENTS):
             parts = {node: source[start : start + BLOCK_ELEMENTS] for node, source in sources.items()}
-            _sum(top, parts, [out[start : start + BLOCK_ELEMENTS]], 0)
+            _sum(top, parts, [out[start : start + BLOCK_ELEMENTS]], 0, _adder(operation))
 
 
 def _finish(out: np.ndarray, total: np.ndarray, divisor: int | None, scratch: np.ndarray) -> None:
@@ -139,18 +150,24 @@ def _divide(total: np.ndarray, divisor: int, out: np.ndarray) -> None:
         np.divide(total, out.dtype.type(divisor), out=out, dtype=out.dtype)
 
 
-def _sum(node: Node, parts: Mapping[Node, np.ndarray], slots: list[np.ndarray], depth: int) -> np.ndarray:
+def _adder(operation: Operation) -> np.ufunc:
+    return np.maximum if operation == "max" else np.add
+
+
+def _sum(
+    node: Node, parts: Mapping[Node, np.ndarray], slots: list[np.ndarray], depth: int, add: np.ufunc
+) -> np.ndarray:
     """The sum of a node: the part itself, or computed into slot `depth`, using deeper slots as scratch."""
     part = parts.get(node)
     if part is not None:
         return part
     first, second = node.children
-    left = _sum(first, parts, slots, depth)
-    right = _sum(second, parts, slots, depth + 1)
+    left = _sum(first, parts, slots, depth, add)
+    right = _sum(second, parts, slots, depth + 1, add)
     while depth >= len(slots):
         slots.append(np.empty_like(slots[0], shape=(slots[0].size,)))
     out = slots[depth][: left.size]
-    return np.add(left, right, out=out, dtype=out.dtype)
+    return add(left, right, out=out, dtype=out.dtype)
 
 
 def combine_by_lane(out: np.ndarray, sources: Mapping[Node, np.ndarray], shards: int, region: Region) -> None:
@@ -172,6 +189,6 @@ def add_by_lane(
     """As `add_into`, for a region, by the compiled lane where there is one."""
     library = _compiled.library()
     if library is None:
-        add_into(out, offsets, lefts, rights)
+        add_into(out, offsets, lefts, rights, region.operation)
     else:
         library.add_into(out, offsets, lefts, rights, region)

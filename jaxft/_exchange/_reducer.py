@@ -87,7 +87,7 @@ class Reducer:
             combine_into(out, sources, self._partials.shards, region)
         for top, kept in zip(self._plan.kept or (), self._kept, strict=True):
             below = {node: part for node, part in sources.items() if node.is_within(top)}
-            sum_into(kept.part(chunk.region, chunk.offset, chunk.stop), below, top)
+            sum_into(kept.part(chunk.region, chunk.offset, chunk.stop), below, top, region.operation)
         self._next += 1
         return number
 
@@ -107,7 +107,7 @@ class Reducer:
         chunk = self._chunks[number]
         region = self._layout.regions[chunk.region]
         dtype = np.dtype(value_dtype(region, node))
-        if node == self._in_place and dtype == np.dtype(region.dtype):
+        if node == self._in_place and dtype == np.dtype(region.result_dtype):
             return self.result[chunk.region][chunk.offset : chunk.stop]
         size_bytes = chunk.size * dtype.itemsize
         return room(self._scratch, (number % self._window, node), size_bytes)[:size_bytes].view(dtype)

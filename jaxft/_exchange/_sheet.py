@@ -44,7 +44,7 @@ class Sheet:
         self._headers = _Headers(plan, layout, stamps, me)
         self._progress = [np.frombuffer(each.progress_header(), np.uint8).copy() for each in stamps]
         self._regions = _array(
-            c.Region, [(divisor(region, shards), None, 0, code(region.dtype)) for region in layout.regions]
+            c.Region, [(divisor(region, shards), None, 0, code(region)) for region in layout.regions]
         )
         empty = np.empty(0, np.int32)
         self._program = tree_program(tuple(nodes), root(shards)) if plan.kept is None else empty

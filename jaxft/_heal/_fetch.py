@@ -152,7 +152,7 @@ class Fetcher:
         Raises:
             HealFailed: no donor is left, or `cancel` was set.
         """
-        layout = BlobLayout.of([LeafType(spec.shape, spec.dtype) for spec in specs])
+        layout = BlobLayout.of([LeafType(spec.shape, spec.result_dtype) for spec in specs])
         arena = aligned_empty(layout.total_bytes)
         self._fetch(self._request(Kind.MEANS, step), layout, arena, cancel)
         return layout.arrays(arena)

@@ -52,12 +52,18 @@ def make_primitive(
 ) -> jex.Primitive:
     """A primitive of several operands and as many results of the same types, which commutes with vmap.
 
+    With the operation "widened", the results are of int16.
+
     The three rules raise: such a primitive may only occur in a jaxpr that jaxft partitions.
     """
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
     primitive.def_impl(eagerly)
-    primitive.def_abstract_eval(lambda *avals, **_: list(avals))
+    primitive.def_abstract_eval(
+        lambda *avals, operation, **_: [
+            aval.update(dtype=np.dtype(np.int16)) if operation == "widened" else aval for aval in avals
+        ]
+    )
     mlir.register_lowering(primitive, lowering)
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = lambda args, dims, **params: (

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from jaxft._arrays._layout import result_dtype
 from jaxft._programs import _closed_over, _compat
 from jaxft._programs._closed_over import ClosedOver, refuse_deleted
 from jaxft._programs._compat import AnyJaxpr, Atom, Var
@@ -144,7 +145,10 @@ def compile_computes(
         shardings = compute.output_shardings
         made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
         computes.append(compute)
-        means += made[:count]
+        means += [
+            spec.update(dtype=jnp.dtype(result_dtype(spec.dtype.name, one.operation)))
+            for spec, one in zip(made, stage.contributions, strict=False)
+        ]
         rest += made[count + len(stage.direct) :]
     return tuple(computes), means, rest
 

@@ -50,6 +50,7 @@ from jaxft._programs._compat import AnyJaxpr, Atom, Eqn, Var
 from jaxft._programs._inline import inline
 from jaxft._programs._leaves import Part
 from jaxft._programs._primitive import Path, call_name, pmean_p
+from jaxft._programs._quantise import expand, is_quantised
 from jaxft._programs._scans import Rows, divide_scans
 from jaxft._programs._slice import Analysed, Gathered, Kind
 from jaxft._programs._taint import BATCH, analyse, common
@@ -177,6 +178,9 @@ def cut(
         ).exchanged
         divide_scans(flat, division.parts, exchanged, division.is_whole)
     count = len(state_labels)
+    if any(map(is_quantised, flat.eqns)):
+        exchanged = analyse(replace(flat, eqns=[*flat.eqns]), flat.invars[count:], axis.shards).exchanged
+        expand(flat, exchanged, axis.shards)
     taints = analyse(flat, flat.invars[count:], axis.shards)
     step = Analysed(
         flat, taints, state=flat.invars[:count], batch=flat.invars[count:], alias=dict(taints.alias)
@@ -248,7 +252,7 @@ def _collect(step: Analysed) -> list[list[tuple[Var, Contribution]]]:
     result_of: dict[tuple[Var, Operation], Var] = {}
     for number, eqn in enumerate(calls):
         operation: Operation = eqn.params["operation"]
-        name = f"p{operation}#{number}" if len(calls) > 1 else f"p{operation}"
+        name = call_name(eqn).removeprefix("jaxft.") + (f"#{number}" if len(calls) > 1 else "")
         given = eqn.params["paths"], eqn.params["labels"], eqn.params.get("rows", [None] * len(eqn.outvars))
         for var, path, label, rows in zip(eqn.outvars, *given, strict=True):
             if var not in step.taints.exchanged:

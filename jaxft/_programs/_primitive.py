@@ -1,7 +1,7 @@
 """`pmean`, `psum` and `shard_index`: the primitives of a train step at which it is partitioned."""
 
-from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,17 @@ from jaxft._programs._compat import Eqn
 
 T = TypeVar("T")
 
+# How `pmean` quantises: all large leaves, or those that a function chooses by path and leaf.
+Quantize = Literal["int8"] | Callable[[str, jax.Array], Literal["int8"] | None]
+# The dtypes that can be quantised, and the fewest elements of a leaf that is unless a function chooses it.
+_QUANTISED_DTYPES = ("float16", "bfloat16", "float32")
+_LEAST_ELEMENTS = 1 << 16
+
 # The names along a leaf's path in the argument, outermost first: ("0", "dense", "kernel").
 Path = tuple[str, ...]
 
 
-def pmean(tree: T) -> T:
+def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
     """Average a pytree over the shards of the job's global batch.
 
     Call it in a train step on everything that must be the same in all groups: the gradients, and metrics over the
@@ -34,6 +40,13 @@ def pmean(tree: T) -> T:
     If a group fails during the exchange, the others compute its shards and average again: the result is the
     mean over the same shards, in the same order of summation, with the same bits.
 
+    With `quantize="int8"` groups exchange the large leaves in eight bits: a byte for each element leaves a shard, and
+    two come back. Blocks of up to 256 elements have an exponent that all shards agree on first, in an exchange of its
+    own; then integers are added, which is exact. So the bits depend as little on members and order as without. Each
+    shard's value is rounded to a multiple of a step: 1/127 to 1/64 of the largest absolute value that any shard has in
+    the block. A value that is not finite makes the whole block NaN. Leaves of less than 65,536 elements, and float64
+    and complex ones, are exchanged as they are.
+
     Example:
         >>> import jax, jax.numpy as jnp, jaxft
         >>> def train_step(params, batch):
@@ -46,17 +59,20 @@ def pmean(tree: T) -> T:
     Args:
         tree: a pytree of arrays of any shapes. Those that depend on the batch must be floating point (float16,
             bfloat16, float32, float64) or complex. The half precisions are summed in float32 and rounded once.
+        quantize: None, "int8", or a function that chooses for each leaf: called with the leaf's path, such as
+            "['dense']['kernel']", and the leaf, it returns "int8" or None, whatever the leaf's size.
 
     Returns:
         The means, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
         StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is
-            neither floating point nor complex; or the step cannot be cut at this pmean: it is outside a step given to
-            `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, scans of more than 64 rounds,
-            or `jax.shard_map`.
+            neither floating point nor complex; or `quantize` is something else, or chooses a leaf that is not float16,
+            bfloat16 or float32, or there are more than 258 shards with it; or the step cannot be cut at this pmean: it
+            is outside a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, scans of
+            more than 64 rounds, or `jax.shard_map`.
     """
-    return _mark(tree, "mean")
+    return _mark(tree, "mean", quantize)
 
 
 def psum(tree: T) -> T:
@@ -125,17 +141,26 @@ def shard_index() -> jax.Array:
 
 def call_name(eqn: Eqn) -> str:
     """The call that the user wrote."""
-    return "jaxft.shard_index" if eqn.primitive is shard_index_p else f"jaxft.p{eqn.params['operation']}"
+    if eqn.primitive is shard_index_p:
+        return "jaxft.shard_index"
+    return "jaxft.psum" if eqn.params["operation"] == "sum" else "jaxft.pmean"
 
 
-def _mark(tree: T, operation: Operation) -> T:
+def _mark(tree: T, operation: Operation, quantize: Quantize | None = None) -> T:
     paths_and_leaves, treedef = jax.tree_util.tree_flatten_with_path(tree)
     if not paths_and_leaves:
         verb = "average" if operation == "mean" else "sum"
         raise StepError(f"jaxft.p{operation} was given an empty pytree: there is nothing to {verb}.")
     parts = [part for path, leaf in paths_and_leaves for part in _parts(path, leaf, operation)]
-    leaves, paths, labels = zip(*parts, strict=True)
-    results = iter(pmean_p.bind(*leaves, operation=operation, paths=paths, labels=labels))
+    chosen = [_is_quantised(label, leaf, quantize) for leaf, _, label in parts]
+    found: dict[int, Any] = {}
+    for quantises in sorted(set(chosen)):
+        numbers = [number for number, choice in enumerate(chosen) if choice == quantises]
+        leaves, paths, labels = zip(*(parts[number] for number in numbers), strict=True)
+        more = {"quantize": "int8"} if quantises else {}
+        means = pmean_p.bind(*leaves, operation=operation, paths=paths, labels=labels, **more)
+        found |= zip(numbers, means, strict=True)
+    results = iter(found[number] for number in range(len(parts)))
     joined = [
         jax.lax.complex(next(results), next(results)) if _is_complex(leaf) else next(results)
         for _, leaf in paths_and_leaves
@@ -152,6 +177,29 @@ def _parts(path: tuple[Any, ...], leaf: Any, operation: Operation) -> list[tuple
     for part, _, name in found:
         _check_leaf(name, part, operation)
     return found
+
+
+def _is_quantised(label: str, leaf: Any, quantize: Quantize | None) -> bool:
+    if quantize is None:
+        return False
+    name = getattr(getattr(leaf, "dtype", None), "name", "")
+    if quantize == "int8":
+        return name in _QUANTISED_DTYPES and leaf.size >= _LEAST_ELEMENTS
+    choice = quantize(label, leaf) if callable(quantize) else quantize
+    if choice is None:
+        return False
+    if choice != "int8":
+        raise StepError(
+            f"jaxft.pmean was given quantize={choice!r}{f' for {label}' if callable(quantize) else ''}. It takes "
+            '"int8", None, or a function of a path and a leaf that returns one of these. Fewer bits lose too much of '
+            "a gradient without a memory of errors, which a group that dies would take with it."
+        )
+    if name not in _QUANTISED_DTYPES:
+        raise StepError(
+            f'jaxft.pmean was told by its function to quantise {label or "its argument"}, of type {name or type(leaf)}. '
+            f"Only leaves of {', '.join(_QUANTISED_DTYPES)} can be: return None for it."
+        )
+    return leaf.size > 0
 
 
 def _is_complex(leaf: Any) -> bool:

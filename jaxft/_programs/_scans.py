@@ -70,7 +70,7 @@ def _wanted(
     """What is exchanged, and may be in pieces."""
     whole: dict[Var, bool] = {}
     for eqn in flat.eqns:
-        if eqn.primitive is pmean_p:
+        if eqn.primitive is pmean_p and "quantize" not in eqn.params:
             for atom, var, path in zip(eqn.invars, eqn.outvars, eqn.params["paths"], strict=True):
                 if var in exchanged and _compat.is_var(atom):
                     whole[atom] = whole.get(atom, True) and is_whole(path, _compat.shape(atom))

@@ -143,7 +143,7 @@ class Stages:
         made: list[Pieces] = []
         for number, specs in enumerate(self.specs):
             shapes = [spec.shape for spec in specs]
-            types = [LeafType(spec.shape, spec.dtype) for spec in specs]
+            types = [LeafType(spec.shape, spec.result_dtype) for spec in specs]
             made.append(self._pieces(shapes, types, self.shardings(number)))
         return tuple(made)
 

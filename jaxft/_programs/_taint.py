@@ -122,7 +122,7 @@ def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) ->
             taints.of[var] = _FIRST_MEAN << stage_of(taint)
             continue
         taints.of[var] = taint
-        if operation == "mean" or shards == 1:
+        if operation in ("mean", "max") or shards == 1:
             taints.alias[var] = atom
         else:
             assert shards is not None

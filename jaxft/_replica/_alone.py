@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxft._base._calls import ctrl_c_later
+from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
 from jaxft._programs._programs import Local
@@ -118,7 +119,11 @@ class Alone:
             for stage, contribution in zip(run, made, strict=True):
                 # A single contribution stays on the device, and is not waited for.
                 pieces = programs.stages.stage_pieces[stage]
-                means += pieces.join(partials[stage].mean_alone()) if count > 1 else contribution
+                means += (
+                    pieces.join(partials[stage].mean_alone())
+                    if count > 1
+                    else _as_results(contribution, programs.stages.specs[stage])
+                )
         return means, local[0]
 
     def _skips(self, call: Call, means: Sequence[Any]) -> bool:
@@ -134,6 +139,14 @@ class Alone:
         if found:
             _log.warning("step %d changes nothing: %s", self.step, found)
         return bool(found)
+
+
+def _as_results(contribution: Sequence[jax.Array], specs: Sequence[LeafSpec]) -> list[jax.Array]:
+    """The contribution of a single shard, in the dtypes of results."""
+    return [
+        one if spec.result_dtype == spec.dtype else one.astype(spec.result_dtype)
+        for one, spec in zip(contribution, specs, strict=True)
+    ]
 
 
 def _found_in_any_process(call: Call, means: Sequence[Any]) -> str:

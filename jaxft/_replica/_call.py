@@ -22,6 +22,7 @@ from jaxft._arrays._device_sums import DeviceSums
 from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import ConfigurationError
 from jaxft._programs._programs import Programs
+from jaxft._programs._quantise import MARK
 from jaxft.data._batch_functions import BatchFor
 
 _log = logging.getLogger("jaxft")
@@ -138,7 +139,7 @@ def find(contribution: Sequence[LeafSpec], means: Sequence[Any], policy: Policy)
     most = _GLANCE_ELEMENTS if policy == "warn" else None
     with np.errstate(invalid="ignore"):
         for spec, mean in zip(contribution, means, strict=True):
-            look = _LOOKS.get(spec.dtype)
+            look = _holds_mark if spec.operation == "max" else _LOOKS.get(spec.dtype)
             if look is None:
                 continue
             flat = np.asarray(mean).reshape(-1)[:most]
@@ -149,8 +150,13 @@ def find(contribution: Sequence[LeafSpec], means: Sequence[Any], policy: Policy)
     return ""
 
 
+def _holds_mark(block: np.ndarray) -> bool:
+    """Whether an exponent says that a block of a quantised mean is not finite."""
+    return bool((block == MARK).any())
+
+
 def _text(spec: LeafSpec, block: np.ndarray, start: int) -> str:
-    wide = block.astype(np.float64)
+    wide = np.where(block == MARK, np.nan, 0.0) if spec.operation == "max" else block.astype(np.float64)
     index = int(np.flatnonzero(~np.isfinite(wide))[0])
     where = [int(position) for position in np.unravel_index(start + index, spec.shape)]
     return f"{spec.path or 'the contribution'} is {wide[index]}" + (f" at {where}" if where else "")

@@ -52,6 +52,7 @@ def loaded(instructions: str | None) -> _compiled.Library:
 
 # What an arithmetic could get wrong: zeros, denormals, the largest numbers, ties, infinities, NaNs, both signs.
 SPECIAL = {
+    1: "0 1 7F 81",
     2: "0 1 2 03FF 0400 7BFF 7C00 7C01 7E01 7F7F 7F80 7F81 7FC1 007F 0080",
     4: "0 1 007FFFFF 00800000 3F808000 3F818000 477FEFFF 477FF000 33000000 33000001 38800000 387FE000 387FF000 "
     "7F7FFFFF 7F7F8000 7F800000 7F800001 7FC00001 7FFFFFFF",

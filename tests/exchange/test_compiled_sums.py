@@ -42,10 +42,10 @@ def test_every_bit_is_numpys(
     region = Region(dtype, size, operation)
     nodes = nodes_of(owners)
     sources = {node: any_bits(rng, dtype if node.size == 1 else region.sum_dtype, size) for node in nodes}
-    wanted, got = np.empty(size, dtype), np.empty(size, dtype)
+    wanted, got = np.empty(size, region.result_dtype), np.empty(size, region.result_dtype)
     _reduce.combine_into(wanted, sources, len(owners), region)
     in_place = data.draw(st.sampled_from([None, *nodes[:2]]))
-    if in_place is not None and sources[in_place].dtype == dtype:
+    if in_place is not None and sources[in_place].dtype == got.dtype:
         got = sources[in_place] = sources[in_place].copy()
     library.combine_into(got, sources, len(owners), region)
     assert got.tobytes() == wanted.tobytes()
@@ -84,7 +84,7 @@ def test_partial_sums_have_numpys_bits_but_for_nans(
         got = left
         wanted = left.copy()
     lefts, rights = ([held[at : at + length] for at, length in extents] for held in (left, right))
-    _reduce.add_into(wanted, offsets, [each.copy() for each in lefts], rights)
+    _reduce.add_into(wanted, offsets, [each.copy() for each in lefts], rights, region.operation)
     library.add_into(got, offsets, lefts, rights, region)
     if wanted.dtype.kind == "f":
         assert np.array_equal(np.isnan(got), np.isnan(wanted))
@@ -116,7 +116,7 @@ def test_sums_that_are_kept_have_numpys_bits_but_for_nans(
             if node.is_within(top)
         }
         wanted, got = (np.empty(size, dtype if top.size == 1 else region.sum_dtype) for _ in range(2))
-        _reduce.sum_into(wanted, sources, top)
+        _reduce.sum_into(wanted, sources, top, region.operation)
         library.sum_into(got, sources, top, region)
         if top in sources:
             assert got.tobytes() == wanted.tobytes() == sources[top].tobytes()
