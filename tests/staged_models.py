@@ -1,5 +1,6 @@
 """Train steps with several exchanges, each for any `mean`: `jaxft.pmean`, or JAX's over a named axis."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -153,6 +154,17 @@ def _rounds(mean: Mean) -> Callable[..., tuple[Any, Any]]:
     return train_step
 
 
+def _quantised(mean: Mean) -> Callable[..., tuple[Any, Any]]:
+    """Gradients in eight bits, small as they are, beside a loss in float32."""
+
+    def train_step(state: Any, batch: Batch, rate: Any) -> tuple[Any, Any]:
+        local, grads = jax.value_and_grad(_loss)(state["w"], batch)
+        grads, loss = functools.partial(mean, quantize=lambda *_: "int8")(grads), mean(local)
+        return {"w": _moved(state["w"], grads, rate)}, {"loss": loss, "local": local}
+
+    return train_step
+
+
 def _in_rounds() -> Any:
     zeros = jax.tree.map(jnp.zeros_like, _weights_only()["w"])
     return {**_weights_only(), "momentum": zeros, "count": jnp.zeros((), jnp.int32), "key": jax.random.key(5)}
@@ -173,6 +185,8 @@ def _two_towers() -> Any:
 # Of steps with collectives over an axis of this name.
 AXIS = "shards"
 OVER_AXIS = {"contrastive": Staged(_contrastive, _two_towers, 3)}
+# Of steps whose mean is `jaxft.pmean` alone.
+OWN = {"quantised": Staged(_quantised, _weights_only, 2)}
 MODELS = {
     "sam": Staged(_sam, _weights_only, 2),
     "gan": Staged(_gan, _gan_state, 2),

@@ -5,6 +5,7 @@ of a job's replica groups: start one per NAME, each on its own devices.
 """
 
 import contextlib
+import functools
 import logging
 import sys
 import time
@@ -130,7 +131,7 @@ def train(flags: Flags) -> None:
             settings.model,
             settings.optimizer,
             mesh,
-            mean=jaxft.pmean,
+            mean=functools.partial(jaxft.pmean, quantize=flags.quantize),
             accumulate=settings.accumulate,
             grad_dtype=flags.grad_dtype,
         )

@@ -43,7 +43,7 @@ class DeviceSums:
     def __init__(self, layout: Layout, shardings: Sequence[Sharding], reserved_bytes: int) -> None:
         self._dtypes = [spec.dtype for spec in layout.specs]
         self._sum_dtypes = [layout.regions[extent.region].sum_dtype for extent in layout.extents]
-        self._operations = [spec.operation for spec in layout.specs]
+        self._operations: list[Operation] = [spec.operation for spec in layout.specs]
         self._shapes = [spec.shape for spec in layout.specs]
         self._shardings = list(shardings)
         self._reserved_bytes = reserved_bytes

@@ -83,7 +83,8 @@ def result_regions(layout: Layout) -> tuple[np.ndarray, ...]:
     """One uninitialised array for each region of the layout, for means and sums."""
     sizes = result_bytes(layout)
     return tuple(
-        aligned_empty(size).view(region.result_dtype) for size, region in zip(sizes, layout.regions, strict=True)
+        aligned_empty(size).view(region.result_dtype)
+        for size, region in zip(sizes, layout.regions, strict=True)
     )
 
 

@@ -40,12 +40,12 @@ def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
     If a group fails during the exchange, the others compute its shards and average again: the result is the
     mean over the same shards, in the same order of summation, with the same bits.
 
-    With `quantize="int8"` groups exchange the large leaves in eight bits: a byte for each element leaves a shard, and
-    two come back. Blocks of up to 256 elements have an exponent that all shards agree on first, in an exchange of its
-    own; then integers are added, which is exact. So the bits depend as little on members and order as without. Each
-    shard's value is rounded to a multiple of a step: 1/127 to 1/64 of the largest absolute value that any shard has in
-    the block. A value that is not finite makes the whole block NaN. Leaves of less than 65,536 elements, and float64
-    and complex ones, are exchanged as they are.
+    With `quantize="int8"`, groups exchange large leaves in 8 bits: an element leaves a shard as one byte, and its sum
+    comes back as two. First all shards agree on an exponent for each block of up to 256 elements, in an
+    exchange of its own; then integers are added, which is exact. So the bits still do not depend on members or order.
+    Each shard's value is rounded to a multiple of a step, which is between 1/127 and 1/63 of the block's largest
+    absolute value in any shard. A value that is not finite makes its whole block NaN. Leaves of fewer than 65,536
+    elements, float64 and complex leaves are exchanged as they are.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxft
@@ -59,18 +59,18 @@ def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
     Args:
         tree: a pytree of arrays of any shapes. Those that depend on the batch must be floating point (float16,
             bfloat16, float32, float64) or complex. The half precisions are summed in float32 and rounded once.
-        quantize: None, "int8", or a function that chooses for each leaf: called with the leaf's path, such as
-            "['dense']['kernel']", and the leaf, it returns "int8" or None, whatever the leaf's size.
+        quantize: None, "int8", or a function that chooses each leaf's format: it takes the leaf's path, such as
+            "['dense']['kernel']", and the leaf, and returns "int8" or None. Small leaves are then its choice, too.
 
     Returns:
         The means, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
         StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is
-            neither floating point nor complex; or `quantize` is something else, or chooses a leaf that is not float16,
-            bfloat16 or float32, or there are more than 258 shards with it; or the step cannot be cut at this pmean: it
-            is outside a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, scans of
-            more than 64 rounds, or `jax.shard_map`.
+            neither floating point nor complex; or `quantize` has another value, chooses a leaf that is not float16,
+            bfloat16 or float32, or meets more than 258 shards; or the step cannot be cut at this pmean: it is outside
+            a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, scans of more than 64
+            rounds, or `jax.shard_map`.
     """
     return _mark(tree, "mean", quantize)
 
@@ -196,8 +196,8 @@ def _is_quantised(label: str, leaf: Any, quantize: Quantize | None) -> bool:
         )
     if name not in _QUANTISED_DTYPES:
         raise StepError(
-            f'jaxft.pmean was told by its function to quantise {label or "its argument"}, of type {name or type(leaf)}. '
-            f"Only leaves of {', '.join(_QUANTISED_DTYPES)} can be: return None for it."
+            f"The function `quantize` of jaxft.pmean chose {label or 'its argument'}, of type {name or type(leaf)}. "
+            f"Only leaves of {', '.join(_QUANTISED_DTYPES)} can be quantised: return None for this leaf."
         )
     return leaf.size > 0
 

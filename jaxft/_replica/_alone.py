@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxft._base._calls import ctrl_c_later
 from jaxft._arrays._layout import LeafSpec
+from jaxft._base._calls import ctrl_c_later
 from jaxft._errors import NonFinite
 from jaxft._exchange._partials import Partials
 from jaxft._programs._programs import Local

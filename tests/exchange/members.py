@@ -46,8 +46,11 @@ def contribution(specs: tuple[LeafSpec, ...], shard: int) -> list[np.ndarray]:
     rng = np.random.default_rng(1000 + shard)
     leaves: list[np.ndarray] = []
     for spec in specs:
-        magnitudes = np.array([1e-3, 1e-1, 1.0, 1e2, 1e4])[rng.integers(0, 5, spec.shape)]
-        leaves.append(np.asarray(rng.standard_normal(spec.shape) * magnitudes).astype(spec.dtype))
+        if spec.dtype == "int8":
+            leaves.append(rng.integers(-127, 128, spec.shape, np.int8))
+        else:
+            magnitudes = np.array([1e-3, 1e-1, 1.0, 1e2, 1e4])[rng.integers(0, 5, spec.shape)]
+            leaves.append(np.asarray(rng.standard_normal(spec.shape) * magnitudes).astype(spec.dtype))
         leaves[-1].flags.writeable = False
     return leaves
 
@@ -110,14 +113,20 @@ def peers_of(shards: Sequence[Sequence[int]], addresses: Sequence[str] | None = 
 
 
 @contextmanager
-def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4) -> Iterator[list[Links]]:
+def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4, strand: int = 0) -> Iterator[list[Links]]:
     """The links of every member, joined in memory."""
     ends: list[dict[int, Connection]] = [{} for _ in shards]
     for one, other in itertools.combinations(range(len(shards)), 2):
         ends[one][other], ends[other][one] = map(Connection.plain, socket.socketpair())
     links = [
         Links(
-            job="job", quorum_id=quorum_id, me=me, members=peers_of(shards), connections=mine, abort=Abort()
+            job="job",
+            quorum_id=quorum_id,
+            me=me,
+            members=peers_of(shards),
+            connections=mine,
+            abort=Abort(),
+            strand=strand,
         )
         for me, mine in enumerate(ends)
     ]

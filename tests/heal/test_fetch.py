@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxft._arrays._layout import LeafSpec
 from jaxft._errors import HealFailed
 from jaxft._heal import _fetch, _server, _stripes
 from jaxft._heal._blob import blob_of
@@ -236,6 +237,25 @@ def test_means_are_waited_for_until_they_are_committed(monkeypatch: pytest.Monke
         until(lambda: len(polls) > 5, "several polls")
         b.store.log(0, means)  # the other one is behind
         assert same_bits(fetched(), means)
+
+
+def test_quantised_means_are_fetched_as_their_integers() -> None:
+    """Half the bytes of float32, and 1 / 256 for the exponents."""
+    size = 1 << 20
+    specs = [
+        LeafSpec("x exponents", (size // 256,), "int8", "max"),
+        LeafSpec("x", (size,), "int8", "widened"),
+    ]
+    integers, floats = [values((size // 256,), "int8"), values((size,), "int16")], [values((size,))]
+    with donor("a", [values((3,))]) as a, joiner(a) as fetcher:
+        a.store.pin(HEAL, 0)
+        a.store.log(0, integers)
+        a.store.log(1, floats)
+        assert same_bits(fetcher.means(0, specs, cancel=Abort()), integers)
+        quantised_bytes = fetcher.transferred_bytes
+        fetcher.means(1, specs_of(floats), cancel=Abort())
+        assert quantised_bytes == size * 2 + size // 256
+        assert fetcher.transferred_bytes - quantised_bytes == size * 4
 
 
 def watched(store: StateStore, polls: list[int]) -> Any:

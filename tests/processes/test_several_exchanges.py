@@ -24,6 +24,8 @@ LAST_GATE = 12
         pytest.param("gan", f"vote step {KILLED_AT}", 1, marks=pytest.mark.storm),
         pytest.param("gan", f"exchange step {KILLED_AT} stage 1", 1, marks=pytest.mark.storm),
         pytest.param("clipped", f"exchange step {KILLED_AT} stage 1", 1, marks=pytest.mark.storm),
+        ("quantised", f"exchange step {KILLED_AT} stage 1", 1),
+        pytest.param("quantised", f"exchange step {KILLED_AT}", 1, marks=pytest.mark.storm),
         ("thrice", f"exchange step {KILLED_AT} stage 2", 1),
         ("rounds", f"exchange step {KILLED_AT} stage 2", 1),
         ("contrastive", f"exchange step {KILLED_AT} stage 1", 1),

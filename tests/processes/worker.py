@@ -351,7 +351,7 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
             state["count"] = jnp.int32(arguments.count)
         if arguments.model:
             found = runpy.run_path(str(Path(__file__).parents[1] / "staged_models.py"))
-            model = (found["MODELS"] | found["OVER_AXIS"])[arguments.model]
+            model = (found["MODELS"] | found["OVER_AXIS"] | found["OWN"])[arguments.model]
             axis_name = found["AXIS"] if arguments.model in found["OVER_AXIS"] else None
             state, a_step = model.state(), model.step(jaxft.pmean)
         if arguments.frozen is not None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import step_models
 from exchange.members import assert_same_bits, exchange_all, mesh
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from step_models import bits
 
 import jaxft
@@ -55,14 +56,14 @@ def by_the_rule(leaves: Sequence[np.ndarray]) -> np.ndarray:
     largest = np.max([np.abs(leaf).max(axis=1) for leaf in wide], axis=0)
     mantissa, exponent = np.frexp(largest)
     e = np.clip(np.where(mantissa <= 127 / 128, exponent - 7, exponent - 6), -110, None)[:, None]
-    total = sum(np.rint(np.ldexp(leaf, -e)) for leaf in wide)
+    total = np.sum([np.rint(np.ldexp(leaf, -e)) for leaf in wide], axis=0)
     count = len(leaves)
     reciprocal = np.float32(((1 << 30) + count // 2) // count) * np.float32(2.0**-18)
     quotient = np.rint(total.astype(np.float32) * reciprocal)
     return np.ldexp(quotient.astype(np.float64), e - 12).reshape(leaves[0].shape).astype(leaves[0].dtype)
 
 
-def block(*values: float) -> np.ndarray:
+def block(*values: Any) -> np.ndarray:
     leaf = np.zeros(WIDTH, np.float32)
     leaf[: len(values)] = values
     return leaf
@@ -281,6 +282,29 @@ def test_members_exchange_and_apply_the_bits_of_one_process(dealt: list[list[int
     assert bits(new["x"]) == bits(means_of(*leaves)) == bits(by_the_rule(leaves))
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [("x", None), (None, "x"), ("y", "x")], ids=str)
+def test_on_a_mesh_a_gradient_stays_divided_and_has_the_same_bits(
+    kind: AxisType, spec: tuple[str | None, ...]
+) -> None:
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind,) * 2)
+    lies = NamedSharding(mesh, PartitionSpec(*spec))
+    batches = [drawn(seed, (4, 2 * WIDTH)) for seed in range(2)]
+
+    def step(state: Any, batch: Any) -> Any:
+        grads = jax.grad(lambda w: jnp.sum(w * batch))(state["w"])
+        return {"w": jaxft.pmean(grads, quantize=every)}, {}
+
+    state = {"w": jax.device_put(jnp.zeros((4, 2 * WIDTH)), lies)}
+    placed = [jax.device_put(batch, lies) for batch in batches]
+    made = cut_programs(step, state, placed[0])
+    assert made.stages.shardings(1)[0].is_equivalent_to(lies, 2)
+    run = jaxft.fault_tolerant(step, None, shards=2)
+    new, _ = run(state, lambda _, shard: placed[shard])
+    assert new["w"].sharding.is_equivalent_to(lies, 2)
+    assert bits(new["w"]) == bits(by_the_rule(batches))
+
+
 # What is refused
 
 
@@ -292,10 +316,10 @@ def refused(function: Callable[[Any], Any], match: str, batch: Any = None, **set
 
 
 def test_what_is_refused() -> None:
-    refused(lambda x: jaxft.pmean(x, quantize="int4"), "quantize='int4'. It takes \"int8\"")
-    refused(lambda x: jaxft.pmean(x, quantize=lambda *_: "fp8"), "quantize='fp8' for ")
+    refused(lambda x: jaxft.pmean(x, quantize=cast(Any, "int4")), "quantize='int4'. It takes \"int8\"")
+    refused(lambda x: jaxft.pmean(x, quantize=cast(Any, lambda *_: "fp8")), "quantize='fp8' for ")
     whole = np.ones((2, WIDTH), np.int32)
-    refused(lambda x: jaxft.pmean(x, quantize=every), "quantise its argument, of type int32", whole)
+    refused(lambda x: jaxft.pmean(x, quantize=every), "chose its argument, of type int32", whole)
     refused(lambda x: jax.grad(lambda y: jnp.sum(jaxft.pmean(y, quantize=every)))(x), "is differentiated")
 
 
