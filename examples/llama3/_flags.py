@@ -67,7 +67,7 @@ class Flags:
     grad_dtype: Literal["float32", "bfloat16"] = "float32"
     """The type of the gradients that groups exchange. bfloat16 halves their bytes and rounds them."""
     quantize: Literal["int8"] | None = None
-    """The format in which groups exchange the gradients of large leaves. int8: 3 bytes for each element in place of 8."""
+    """The format in which groups exchange large gradients. int8: 3 bytes for each element in place of 8."""
     overlap: int = 1
     """Into how many parts to divide the gradients, to exchange the first while others are computed. Same bits."""
 

@@ -41,8 +41,8 @@ def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
     mean over the same shards, in the same order of summation, with the same bits.
 
     With `quantize="int8"`, groups exchange large leaves in 8 bits: an element leaves a shard as one byte, and its sum
-    comes back as two. First all shards agree on an exponent for each block of up to 256 elements, in an
-    exchange of its own; then integers are added, which is exact. So the bits still do not depend on members or order.
+    comes back as two. First all shards agree on an exponent for each block of up to 256 elements, in a
+    separate exchange; then integers are added, which is exact. So the bits still do not depend on members or order.
     Each shard's value is rounded to a multiple of a step, which is between 1/127 and 1/63 of the block's largest
     absolute value in any shard. A value that is not finite makes its whole block NaN. Leaves of fewer than 65,536
     elements, float64 and complex leaves are exchanged as they are.

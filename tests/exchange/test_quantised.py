@@ -1,4 +1,4 @@
-"""The integers of quantised means: one result, whoever exchanges them, and however."""
+"""The integers of quantised means: one result for all members, dealings, threads, lanes, rows and columns."""
 
 import threading
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ def one_result(case: Case) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(CASES)
-def test_integers_have_one_result_whoever_exchanges_them(case: Case) -> None:
+def test_integers_have_one_result_however_they_are_exchanged(case: Case) -> None:
     one_result(case)
 
 

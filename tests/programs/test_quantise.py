@@ -27,7 +27,7 @@ def every(*_: Any) -> Any:
     return "int8"
 
 
-def train_step(state: Any, batch: Any) -> Any:
+def train_step(_: Any, batch: Any) -> Any:
     means, count = jaxft.pmean(batch["x"], quantize=every), jaxft.pmean(jnp.mean(batch["x"][0]))
     return {"x": means}, {"count": count}
 
