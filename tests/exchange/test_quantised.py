@@ -112,14 +112,6 @@ def test_integers_have_one_result_however_they_are_exchanged(case: Case) -> None
     one_result(case)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None)
-@given(CASES)
-def test_integers_have_one_result_in_ten_thousand_cases(case: Case) -> None:
-    one_result(case)
-
-
 def test_16_bits_hold_the_sum_of_258_shards() -> None:
     layout = Layout.of([LeafSpec("x", (64,), "int8", "widened")])
     for value in (127, -127):

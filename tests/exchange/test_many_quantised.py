@@ -1,0 +1,14 @@
+"""As `test_quantised.py`, in ten thousand cases."""
+
+import pytest
+from hypothesis import given, settings
+
+from .test_quantised import CASES, Case, one_result
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+
+@settings(max_examples=10_000, deadline=None)
+@given(CASES)
+def test_integers_have_one_result_in_ten_thousand_cases(case: Case) -> None:
+    one_result(case)
