@@ -34,7 +34,7 @@ class Arguments:
     bind: str = "[::]:29510"
     """Address to listen on, host:port."""
     min_replicas: int = 1
-    """Groups that a quorum needs, for jobs that do not set it themselves. A job keeps what it began with."""
+    """Groups that a quorum needs, for jobs that do not set it themselves. A job keeps its first number."""
     join_timeout_ms: int = 60_000
     """How long a job's first quorum waits for groups that compile; a step waits as long for a lost group."""
     heartbeat_timeout_ms: int = 5_000
@@ -91,7 +91,7 @@ def emptiness_of(words: Sequence[str]) -> str:
 
 
 def problem_of(arguments: Arguments) -> str:
-    """What is wrong with the arguments; "" if nothing is."""
+    """Return the first problem of the arguments; "" if there is none."""
     for name, (least, most) in _RANGES.items():
         value = getattr(arguments, name)
         if value is not None and not least <= value <= most:
@@ -103,7 +103,7 @@ def problem_of(arguments: Arguments) -> str:
     if problem := _problem_of_actions(arguments):
         return problem
     if arguments.state is not None and arguments.etcd:
-        return "--state and --etcd both say where to record decisions: give only one of them"
+        return "--state and --etcd exclude each other: decisions are recorded in one place"
     if not arguments.etcd:
         for name in ("etcd_ca", "etcd_cert", "etcd_key"):
             if getattr(arguments, name):
@@ -128,7 +128,7 @@ def exposure_of(arguments: Arguments) -> str:
         return ""
     return (
         f"does not listen on {arguments.bind}, which other machines can reach, without a way to authenticate "
-        "clients. Choose one of these:\n"
+        "clients. Choose a way:\n"
         "  --token-file FILE    groups prove that they know their job's token (`jaxft-coordinator token --help`)\n"
         "  --tls-cert FILE --tls-key FILE --tls-client-ca FILE    groups show a certificate; encrypted\n"
         "  --insecure           any client that reaches the port can join any job, and disrupt it\n"

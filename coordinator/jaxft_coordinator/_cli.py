@@ -13,7 +13,7 @@ from jaxft_coordinator._arguments import Arguments, TokenArguments, emptiness_of
 from jaxft_coordinator._version import __version__
 
 _OLDER_LISTENER = "-event_engine_listener"
-# A version that no longer knows it would complain, so only those up to the newest one that was measured get it.
+# A version without this listener would complain, so only versions up to the last measured version get the option.
 _MEASURED = (1, 85)
 
 

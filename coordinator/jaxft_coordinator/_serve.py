@@ -184,7 +184,7 @@ def _event_file(arguments: Arguments, observer: Observer | None) -> LineFile | N
             f"cannot write events to {str(arguments.events)!r}: {error.strerror or error}. Name a file for --events "
             "in a folder that is there, and to which this user may write"
         ) from error
-    observer.listen(lambda *said: events.put(said[-1]))
+    observer.listen(lambda *event: events.put(event[-1]))
     return events
 
 
@@ -210,8 +210,8 @@ def say_why(task: asyncio.Task[None]) -> None:
     """Log why a part that only shows things has ended. Training does not depend on it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logging.getLogger("jaxft_coordinator").error(
-            "the HTTP port or the event file has failed and is closed; training goes on. Restart the coordinator to "
-            "get it back",
+            "the HTTP port or the event file has failed and is closed; training continues. Restart the coordinator "
+            "to get it back",
             exc_info=error,
         )
 

@@ -267,7 +267,7 @@ def test_it_imports_neither_jax_nor_numpy():
 def run_here(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str]:
-    """Run the command in this process; return its exit status and what it said."""
+    """Run the command in this process; return its exit status and its output."""
     monkeypatch.setattr(sys, "argv", ["jaxft-coordinator", *arguments])
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)  # the tests' own logging stays as it is
     monkeypatch.setenv("COLUMNS", "200")

@@ -1,4 +1,4 @@
-"""What the coordinator sees of the connections to its port."""
+"""The coordinator's view of the connections to its port."""
 
 import contextlib
 import re
@@ -111,7 +111,7 @@ def coordinator(log: Path, *before: str) -> Iterator[tuple[subprocess.Popen[byte
 @pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
 def test_a_coordinator_that_accepts_no_more_ends_and_says_so(tmp_path: Path) -> None:
     """gRPC gives up its listener after such an error, and the kernel still completes the handshakes of TCP."""
-    log = tmp_path / "said"
+    log = tmp_path / "lines"
     failing = injection.failing("accept4:error=ENFILE:when=1")
     with (
         coordinator(log, *failing) as (process, port),
@@ -124,12 +124,12 @@ def test_a_coordinator_that_accepts_no_more_ends_and_says_so(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit of Linux")
 def test_a_coordinator_without_descriptors_says_so_in_a_sentence_and_goes_on(tmp_path: Path) -> None:
-    log = tmp_path / "said"
+    log = tmp_path / "lines"
     with coordinator(log) as (process, port):
         before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
-        says = "the coordinator cannot check its connections now: [Errno 24] Too many open files"
-        patience.until(lambda: says in log.read_text(), "the line", context=log.read_text)
+        text = "the coordinator cannot check its connections now: [Errno 24] Too many open files"
+        patience.until(lambda: text in log.read_text(), "the line", context=log.read_text)
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
         with socket.create_connection(("localhost", port), timeout=patience.FAR_S) as sock:
             assert sock.recv(1), "gRPC greets who connects"

@@ -1,4 +1,4 @@
-"""What ends a part of the coordinator is said, and ends what cannot go on without that part, and nothing else."""
+"""An error that ends a part of the coordinator is logged, and ends only the parts that need it."""
 
 import asyncio
 import os
@@ -69,12 +69,12 @@ def test_a_disk_that_does_not_answer_is_named_and_does_not_keep_the_process(tmp_
         "_cli.main()\n"
     )
     command = [sys.executable, "-c", program, "--bind", "localhost:0", "--state", str(tmp_path)]
-    log = tmp_path / "said"
+    log = tmp_path / "lines"
     with log.open("wb") as output:
         process = subprocess.Popen(command, stderr=output)
     try:
-        waits = f"waiting for the disk of {tmp_path} to read what it remembers"
-        patience.until(lambda: waits in log.read_text(), "what it waits for", context=log.read_text)
+        waits = f"waiting for the disk of {tmp_path} to read its decisions"
+        patience.until(lambda: waits in log.read_text(), "the reason of the wait", context=log.read_text)
         process.terminate()
         assert patience.wait(process) == 1
     finally:

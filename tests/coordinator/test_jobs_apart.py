@@ -56,7 +56,7 @@ class Desk:
     """Speaks for the groups of many jobs, each in one session."""
 
     def __init__(self, store: Store | None, *, tick_s: float = 0.01, **settings: Any) -> None:
-        self.told: list[tuple[SessionId, object]] = []
+        self.output: list[tuple[SessionId, object]] = []
         self.led = asyncio.Event()
         self._more = asyncio.Event()
         self._sessions: dict[tuple[str, str], SessionId] = {}
@@ -78,15 +78,15 @@ class Desk:
         pass
 
     def sessions_of(self, job: str) -> list[SessionId]:
-        ended = {session for session, message in self.told if message == "closed"}
+        ended = {session for session, message in self.output if message == "closed"}
         return [session for (of, _), session in self._sessions.items() if of == job and session not in ended]
 
     def do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                self.told.append((effect.session, effect.message))
+                self.output.append((effect.session, effect.message))
             elif isinstance(effect, Close):
-                self.told.append((effect.session, "closed"))
+                self.output.append((effect.session, "closed"))
         self._more.set()
 
     def session(self, job: str, name: str) -> SessionId:
@@ -98,7 +98,7 @@ class Desk:
     def come(
         self, job: str, name: str, *, incarnation: int = 1, step: int = 0, digest: str = "d", **join: Any
     ) -> None:
-        self._sessions[job, name] = SessionId(len(self.told) + 1000 * len(self._sessions) + 1)
+        self._sessions[job, name] = SessionId(len(self.output) + 1000 * len(self._sessions) + 1)
         self.say(job, name, Hello(job, GroupName(name), Incarnation(incarnation), f"{name}:1"))
         if self.jobs.get(job) is not None:
             self.say(job, name, Join(Step(step), digest_of(digest), **{"total_shards": 2, **join}))
@@ -107,7 +107,7 @@ class Desk:
         self.jobs.step(job, SessionClosed(self.session(job, name), "its connection closed"))
 
     def heard(self, job: str, name: str) -> list[object]:
-        return [message for session, message in self.told if session == self.session(job, name)]
+        return [message for session, message in self.output if session == self.session(job, name)]
 
     async def hears(self, job: str, name: str, kind: type) -> Any:
         while True:
@@ -208,11 +208,11 @@ def test_a_turn_that_raises_stops_its_job_and_no_other(
                 for _ in range(3):
                     await desk.commits("good", "a")
                 await asyncio.sleep(0.2)  # twenty ticks
-            said = [each for each in caplog.records if "[bad] stops" in each.getMessage()]
-            assert len(said) == 1, "not at each tick"
-            assert said[0].exc_info is not None
+            output = [each for each in caplog.records if "[bad] stops" in each.getMessage()]
+            assert len(output) == 1, "not at each tick"
+            assert output[0].exc_info is not None
             assert desk.jobs.failures == {"bad": 1}
-            # It goes on from its last record.
+            # It continues from its last record.
             history = desk.jobs.get("bad").history  # pyright: ignore[reportOptionalMemberAccess]
             desk.come("bad", "a", step=1, digest="", history=history)
             quorum = await desk.hears("bad", "a", NewQuorum)
@@ -325,7 +325,7 @@ def test_a_job_whose_record_the_store_refuses_goes_on_from_the_last_one(tmp_path
             again = desk.jobs.get("bad")
             assert again is not None
             assert again.frontier is not None
-            assert again.frontier.step == 1, "what was not durable has not happened"
+            assert again.frontier.step == 1, "only durable steps have happened"
             desk.come("bad", "a", step=1, digest="", history=again.history)
             await desk.commits("bad", "a")
 
@@ -523,7 +523,7 @@ def test_what_a_group_says_before_it_hears_that_it_is_out_means_nothing():
         desk.come("job", "b", total_shards=0)  # its refusal waits behind the record of the founding
         desk.say("job", "b", Heartbeat())
         await turns()
-        assert not any(message == "closed" for _, message in desk.told)
+        assert not any(message == "closed" for _, message in desk.output)
         store.gate.set()
         await turns()
         assert any(isinstance(message, NewQuorum) for message in desk.heard("job", "a"))
@@ -556,7 +556,7 @@ def test_of_sessions_that_are_over_nothing_is_kept():
         desk.come("job", "b", total_shards=0)  # is refused
         await turns()
         desk.say("job", "a", Heartbeat())
-        desk.jobs.evict("job", GroupName("a"), "an operator says so")
+        desk.jobs.evict("job", GroupName("a"), "an operator asks")
         await turns()
         for name in ("a", "b"):
             desk.close("job", name)

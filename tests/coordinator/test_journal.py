@@ -23,7 +23,7 @@ class HeldStore:
         self.gate = asyncio.Event()
         self.fails: list[Exception] = []
         self.refuses: dict[str, Exception] = {}  # jobs, and with what
-        self.refused: list[str] = []  # jobs, as the journal says
+        self.refused: list[str] = []  # jobs
         self.leader = ""
 
     async def open(self, _address: str) -> Opened:
@@ -72,25 +72,25 @@ async def turns() -> None:
 
 
 def test_an_act_without_a_record_is_done_at_once_if_nothing_waits():
-    async def scenario(_store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put("job", None, lambda: told.append("waiting"))
-        assert told == ["waiting"]
+    async def scenario(_store: HeldStore, journal: Journal, sent: list[str]) -> None:
+        journal.put("job", None, lambda: sent.append("waiting"))
+        assert sent == ["waiting"]
 
     run(scenario)
 
 
 def test_acts_wait_for_the_records_before_them_and_keep_their_order():
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put("job", moved(1), lambda: told.append("commit 1"))
-        journal.put("job", None, lambda: told.append("welcome"))
+    async def scenario(store: HeldStore, journal: Journal, sent: list[str]) -> None:
+        journal.put("job", moved(1), lambda: sent.append("commit 1"))
+        journal.put("job", None, lambda: sent.append("welcome"))
         await turns()
-        journal.put("job", None, lambda: told.append("waiting"))
-        journal.put("job", moved(2), lambda: told.append("commit 2"))
+        journal.put("job", None, lambda: sent.append("waiting"))
+        journal.put("job", moved(2), lambda: sent.append("commit 2"))
         await turns()
-        assert told == []
+        assert sent == []
         store.gate.set()
         await journal.flush(10.0)
-        assert told == ["commit 1", "welcome", "waiting", "commit 2"]
+        assert sent == ["commit 1", "welcome", "waiting", "commit 2"]
 
     run(scenario)
 
@@ -116,13 +116,13 @@ def test_a_full_disk_is_waited_for_and_said(
 ):
     monkeypatch.setattr("jaxft_coordinator.shell._journal.RETRY_S", 0.001)
 
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(store: HeldStore, journal: Journal, sent: list[str]) -> None:
         store.fails = [OSError(errno.ENOSPC, "No space left on device")] * 3
         store.gate.set()
         with caplog.at_level(logging.ERROR, "jaxft_coordinator"):
-            journal.put("job", moved(1), lambda: told.append("commit 1"))
+            journal.put("job", moved(1), lambda: sent.append("commit 1"))
             await journal.flush(10.0)
-        assert told == ["commit 1"]
+        assert sent == ["commit 1"]
         (line,) = caplog.messages
         assert "all jobs are blocked" in line
         assert "No space left on device" in line
@@ -131,26 +131,26 @@ def test_a_full_disk_is_waited_for_and_said(
 
 
 def test_when_the_lead_is_lost_nothing_that_waits_is_ever_told():
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(store: HeldStore, journal: Journal, sent: list[str]) -> None:
         journal = Journal(store, {}, lambda _job, _error: None)
         writing = asyncio.create_task(journal.run())
         store.fails = [StoreLost("another leads")]
-        journal.put("job", moved(1), lambda: told.append("commit 1"))
-        journal.put("job", None, lambda: told.append("welcome"))
+        journal.put("job", moved(1), lambda: sent.append("commit 1"))
+        journal.put("job", None, lambda: sent.append("welcome"))
         store.gate.set()
         with pytest.raises(StoreLost, match="another leads"):
             await writing
-        assert told == []
+        assert sent == []
         assert store.batches == []
 
     run(scenario)
 
 
 def test_a_flush_does_not_wait_for_ever():
-    async def scenario(_store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put("job", moved(1), lambda: told.append("commit 1"))
+    async def scenario(_store: HeldStore, journal: Journal, sent: list[str]) -> None:
+        journal.put("job", moved(1), lambda: sent.append("commit 1"))
         await journal.flush(0.05)
-        assert told == []
+        assert sent == []
 
     run(scenario)
 
@@ -163,17 +163,17 @@ def test_a_record_that_is_too_big_holds_up_its_own_job_alone(
 ):
     monkeypatch.setattr("jaxft_coordinator.shell._journal.RETRY_S", 0.001)
 
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(store: HeldStore, journal: Journal, sent: list[str]) -> None:
         store.gate.set()
         store.refuses["big"] = OSError(errno.EMSGSIZE, "etcd takes 1.5 MB in one request")
         with caplog.at_level(logging.ERROR, "jaxft_coordinator"):
-            journal.put("big", moved(1, "big"), lambda: told.append("big 1"))
+            journal.put("big", moved(1, "big"), lambda: sent.append("big 1"))
             for step in range(1, 4):
-                journal.put("job", moved(step), lambda step=step: told.append(f"commit {step}"))
-                journal.put("big", None, lambda step=step: told.append(f"big waits {step}"))
-                while f"commit {step}" not in told:  # noqa: ASYNC110 - the journal has no event for it
+                journal.put("job", moved(step), lambda step=step: sent.append(f"commit {step}"))
+                journal.put("big", None, lambda step=step: sent.append(f"big waits {step}"))
+                while f"commit {step}" not in sent:  # noqa: ASYNC110 - the journal has no event for it
                     await asyncio.sleep(0.001)
-        assert told == ["commit 1", "commit 2", "commit 3"]
+        assert sent == ["commit 1", "commit 2", "commit 3"]
         assert journal.blocked_s("big") > 0
         assert journal.blocked_s("job") == 0
         (line,) = caplog.messages
@@ -182,35 +182,35 @@ def test_a_record_that_is_too_big_holds_up_its_own_job_alone(
         )
         del store.refuses["big"]
         await journal.flush(10.0)
-        assert told[3:] == ["big 1", "big waits 1", "big waits 2", "big waits 3"]
+        assert sent[3:] == ["big 1", "big waits 1", "big waits 2", "big waits 3"]
 
     run(scenario)
 
 
 def test_a_record_that_makes_no_sense_is_dropped_with_all_that_its_job_would_have_said():
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put("bad", moved(1, "bad"), lambda: told.append("bad 1"))
+    async def scenario(store: HeldStore, journal: Journal, sent: list[str]) -> None:
+        journal.put("bad", moved(1, "bad"), lambda: sent.append("bad 1"))
         await turns()
         store.refuses["bad"] = RecordError("places is -1")
-        journal.put("job", moved(1), lambda: told.append("commit 1"))
-        journal.put("bad", None, lambda: told.append("bad 2"))
+        journal.put("job", moved(1), lambda: sent.append("commit 1"))
+        journal.put("bad", None, lambda: sent.append("bad 2"))
         store.gate.set()
         await journal.flush(10.0)
-        assert told == ["commit 1"]
+        assert sent == ["commit 1"]
         assert store.refused == ["bad"]
         assert list(journal.known) == ["job"]
-        journal.put("bad", None, lambda: told.append("bad again"))
-        assert told == ["commit 1", "bad again"]
+        journal.put("bad", None, lambda: sent.append("bad again"))
+        assert sent == ["commit 1", "bad again"]
 
     run(scenario)
 
 
 def test_what_has_no_record_does_not_wait_for_another_job():
-    async def scenario(_store: HeldStore, journal: Journal, told: list[str]) -> None:
-        journal.put("slow", moved(1, "slow"), lambda: told.append("slow"))
+    async def scenario(_store: HeldStore, journal: Journal, sent: list[str]) -> None:
+        journal.put("slow", moved(1, "slow"), lambda: sent.append("slow"))
         await turns()
-        journal.put("job", None, lambda: told.append("welcome"))
-        assert told == ["welcome"]
+        journal.put("job", None, lambda: sent.append("welcome"))
+        assert sent == ["welcome"]
 
     run(scenario)
 
@@ -219,17 +219,17 @@ def test_a_job_apart_is_tried_again_although_its_timer_came_early(monkeypatch: p
     """As timers of uvloop do, which count whole milliseconds: nothing else may ever wake the journal again."""
     monkeypatch.setattr("jaxft_coordinator.shell._journal.RETRY_S", 0.05)
 
-    async def scenario(store: HeldStore, journal: Journal, told: list[str]) -> None:
+    async def scenario(store: HeldStore, journal: Journal, sent: list[str]) -> None:
         loop = asyncio.get_running_loop()
         punctual = loop.call_at
         monkeypatch.setattr(loop, "call_at", lambda when, *rest, **more: punctual(when - 0.01, *rest, **more))
         store.gate.set()
         store.refuses["big"] = OSError(errno.EMSGSIZE, "etcd takes 1.5 MB in one request")
-        journal.put("big", moved(1, "big"), lambda: told.append("big 1"))
+        journal.put("big", moved(1, "big"), lambda: sent.append("big 1"))
         while not journal.blocked_s("big") > 0.01:
             await turns()
         del store.refuses["big"]
         await journal.flush(patience.LIMIT_S / 10)
-        assert told == ["big 1"]
+        assert sent == ["big 1"]
 
     run(scenario)

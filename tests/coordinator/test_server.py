@@ -479,9 +479,9 @@ def test_what_the_coordinator_says_survives_the_wire(message: CoordinatorMessage
 
 @pytest.mark.parametrize(("stripe", "stripes"), [(1, 0), (2, 2), (5, 2)])
 def test_a_pin_of_a_stripe_that_is_none_is_refused(stripe: int, stripes: int):
-    said = pb.CoordinatorMessage(pin=pb.Pin(heal_id=4, step=1, stripe=stripe, stripes=stripes))
+    output = pb.CoordinatorMessage(pin=pb.Pin(heal_id=4, step=1, stripe=stripe, stripes=stripes))
     with pytest.raises(wire.WireError, match=f"a pin of stripe {stripe} of {stripes} keeps nothing"):
-        wire.coordinator_from_proto(said)
+        wire.coordinator_from_proto(output)
 
 
 @pytest.mark.parametrize(
@@ -502,5 +502,5 @@ def test_a_reason_of_any_length_reaches_the_coordinator(message: Vote | HealFail
 
 
 def test_a_pin_of_a_coordinator_that_knows_no_stripes_is_of_the_whole_state():
-    said = pb.CoordinatorMessage(pin=pb.Pin(heal_id=4, step=1))
-    assert wire.coordinator_from_proto(said) == Pin(HealId(4), Step(1), stripe=Stripe(0, 1))
+    output = pb.CoordinatorMessage(pin=pb.Pin(heal_id=4, step=1))
+    assert wire.coordinator_from_proto(output) == Pin(HealId(4), Step(1), stripe=Stripe(0, 1))

@@ -24,7 +24,7 @@ def program(word: str) -> list[str]:
 
 
 def status_of(pod: dict[str, Any], number: signal.Signals | None = None) -> int:
-    """What the pod's container ends with, run here, and given this signal once it is up."""
+    """Run the pod's container here, send it this signal once it is up, and return its status."""
     [container] = pod["spec"]["containers"]
     words = [*container["command"], *container.get("args", [])]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:

@@ -1,9 +1,9 @@
 """Runs one container of a pod as a kubelet would, as processes in namespaces: the program of each such container.
 
 `unshare --mount --net python kubelet.py` prepares a machine: private mounts, its own loopback, and the names of all
-coordinators for it. Commands are JSON, one a line, on standard input, and are answered in the same way. What it takes
+coordinators for it. Commands are JSON, one a line, on standard input, and so are the answers. It takes
 from a pod: command, arguments, environment, volumes with their modes and owners, user and group, capabilities,
-no-new-privileges, the read-only root. What it does not have: images, limits, a scheduler.
+no-new-privileges, the read-only root. It does not have images, limits, a scheduler.
 """
 
 import json
@@ -80,7 +80,7 @@ class Machine:
         self._running[name].send_signal(number)
 
     def execute(self, words: list[str], user: int) -> str:
-        """`kubectl exec`, with what it prints."""
+        """`kubectl exec`: return its output."""
         command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", *words]
         return subprocess.run(
             command, check=True, capture_output=True, text=True, env=dict(os.environ)
@@ -97,7 +97,7 @@ class Machine:
             return 0
 
     def get(self, port: int, path: str, scheme: str) -> Any:
-        """What the API answers."""
+        """Return an answer of the API."""
         url = f"{scheme.lower()}://127.0.0.1:{port}{path}"
         return json.load(urllib.request.urlopen(url, timeout=5, context=UNVERIFIED))
 

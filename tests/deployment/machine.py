@@ -27,7 +27,7 @@ def available() -> bool:
 
 
 class Machine:
-    """Asks `kubelet.py`; its answers are those of its methods.
+    """Asks `kubelet.py`, whose methods answer.
 
     Args:
         process: kubelet.py, in its namespaces.
@@ -57,7 +57,7 @@ class Machine:
         return (self._folder / f"{name}.log").read_text()
 
     def start(self, name: str, spec: dict[str, Any], number: int = -1) -> None:
-        """Start the container of a pod, or with a number one of its init containers."""
+        """Start the container of a pod, or with a number an init container."""
         self.ask("start", name=name, spec=spec, number=number, log=str(self._folder / f"{name}.log"))
 
     def until_ended(self, name: str) -> int:

@@ -54,7 +54,7 @@ def of_kind(file: str, kind: str) -> list[dict[str, Any]]:
 
 
 def check(manifest: dict[str, Any]) -> None:
-    """Raise Wrong if the object has a field that its kind does not have, lacks one, or has one of another type."""
+    """Raise Wrong if a field of the object is unknown to its kind, missing, or of another type."""
     kind = manifest["kind"]
     try:
         if kind in FACTS:
@@ -74,14 +74,14 @@ def check(manifest: dict[str, Any]) -> None:
 def _check_model(manifest: dict[str, Any]) -> None:
     module, _, name = MODELS[manifest["kind"]].partition(".")
     model = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), name)
-    # The models let pass what they do not know, but do not keep it.
+    # The models ignore unknown fields, and do not keep them.
     kept = model.from_dict(manifest).to_dict()
     for path in lost(manifest, json.loads(json.dumps(kept)), ""):
         raise Wrong(f"{manifest['kind']} has no field {path}")
 
 
 def lost(given: Any, kept: Any, path: str) -> Iterator[str]:
-    """The fields of an object that are not in what was kept of it, or have another value there."""
+    """The fields of an object that are missing in the kept form, or have another value there."""
     match given:
         case dict():
             for key, value in given.items():
@@ -114,7 +114,7 @@ def _check_job_set(spec: dict[str, Any]) -> None:
 
 
 def pods(file: str) -> list[dict[str, Any]]:
-    """The pod specs of a file, those of a TrainJob with the command that it gives to its runtime's pods."""
+    """The pod specs of a file. A TrainJob gives its command to its runtime's pods."""
     found = [each["spec"]["template"]["spec"] for each in of_kind(file, "StatefulSet")]
     for each in of_kind(file, "JobSet"):
         found += [job["template"]["spec"]["template"]["spec"] for job in each["spec"]["replicatedJobs"]]

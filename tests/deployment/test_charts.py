@@ -1,4 +1,4 @@
-"""The charts: what helm makes of them, what they refuse, and that the plain YAML beside them is the same."""
+"""The charts: helm's output, refused values, and the same as plain YAML."""
 
 import copy
 import re

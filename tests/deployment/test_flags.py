@@ -1,4 +1,4 @@
-"""What the manifests tell our commands is what these accept."""
+"""Our commands accept the flags in the manifests."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,6 @@
 """The pods that the charts make, run for real: as the user, with the volumes and the root that they ask for."""
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from jaxft_protocol import credentials
 
 from deploy.render import rendered
@@ -94,9 +92,9 @@ class Cluster:
         patience.until(lambda: self.job()["step"] >= 5, "the first steps", limit_s=120.0, context=self.logs)
 
     def job(self) -> dict[str, Any]:
-        """What the coordinator's API says of the job."""
-        told = self._here.ask("get", port=PORT, path="/api/v1/jobs", scheme=self.probe["scheme"])
-        found = {"step": 0, **{each["job"]: each for each in told["jobs"]}.get("run", {})}
+        """The job in the coordinator's API."""
+        answer = self._here.ask("get", port=PORT, path="/api/v1/jobs", scheme=self.probe["scheme"])
+        found = {"step": 0, **{each["job"]: each for each in answer["jobs"]}.get("run", {})}
         return {**found, "step": found["step"] or 0}
 
     def logs(self) -> str:
@@ -106,7 +104,7 @@ class Cluster:
 def test_a_job_trains_with_what_the_charts_make_and_a_killed_pod_comes_back(here: Machine) -> None:
     pods = Cluster(here, SECRETS)
 
-    # What the kubelet makes of a Secret with fsGroup, the coordinator refuses. So it is copied.
+    # The coordinator refuses a file of a Secret with fsGroup. So it is copied.
     spec = pods.coordinator
     [container] = spec["containers"]
     mounts = [*container["volumeMounts"], *spec["initContainers"][0]["volumeMounts"][:1]]
@@ -129,60 +127,3 @@ def test_a_job_trains_with_what_the_charts_make_and_a_killed_pod_comes_back(here
 
     here.ask("end", name="coordinator", number=signal.SIGTERM)
     assert here.until_ended("coordinator") == 0, here.log("coordinator")
-
-
-@pytest.mark.long
-def test_a_job_joins_a_coordinator_that_demands_certificates_and_can_be_drained(here: Machine) -> None:
-    authority = trustme.CA()
-    secrets = {
-        **SECRETS,
-        "coordinator-tls": secret_of(authority, authority.issue_cert(HOST)),
-        "run-tls": secret_of(authority, authority.issue_cert("run.example")),
-    }
-    tls = "tls.secretName=coordinator-tls,tls.clientCertificates=true,actions=true"
-    pods = Cluster(here, secrets, "--set", tls)
-    pods.start_coordinator()
-    assert pods.probe["scheme"] == "HTTPS"
-    pods.start_groups("--set", "tls.secretName=run-tls,tls.clientCertificate=true")
-
-    words = [
-        "env",
-        f"JAXFT_TOKEN={TOKEN}",
-        "JAXFT_TLS_CA=/run/volumes/jaxft-tls/ca.crt",
-        "jaxft",
-        "drain",
-        "group-1",
-    ]
-    words += ["--job", "run", "--http", f"https://{HOST}:{PORT}"]
-    assert "group 'group-1' takes part no more" in here.ask("execute", words=words, user=0)
-    assert here.until_ended("group-1") == 0, pods.logs()  # its JobSet completes
-    assert here.until_ended("group-0") == 0, pods.logs()
-    assert "finished after 200 committed steps" in here.log("group-0")
-    assert "finished after" not in here.log("group-1")
-
-
-@pytest.mark.long
-def test_a_pod_that_gets_sigterm_is_drained_and_the_others_lose_nothing(here: Machine) -> None:
-    pods = Cluster(here, SECRETS)
-    pods.start_coordinator()
-    pods.start_groups()
-    here.ask("end", name="group-1", number=signal.SIGTERM)
-    # Such a pod fails, and its JobSet starts the group again, on another node.
-    assert here.until_ended("group-1") == os.EX_TEMPFAIL, pods.logs()
-    assert "got SIGTERM: each group finishes its step" in here.log("group-1")
-    assert "group-1 was drained, at step" in here.log("group-1")
-    assert here.until_ended("group-0") == 0, pods.logs()
-    assert "finished after 200 committed steps" in here.log("group-0")
-    job = here.ask("get", port=PORT, path="/api/v1/jobs/run", scheme="http")
-    assert (job["step"], job["steps_retried"], job["shards_recomputed"]) == (200, {}, 0)
-    assert job["departures"] == {"left": 2}
-
-
-def secret_of(authority: trustme.CA, made: trustme.LeafCert) -> dict[str, str]:
-    """What cert-manager writes."""
-    chain = b"".join(each.bytes() for each in made.cert_chain_pems)
-    return {
-        "ca.crt": authority.cert_pem.bytes().decode(),
-        "tls.crt": chain.decode(),
-        "tls.key": made.private_key_pem.bytes().decode(),
-    }

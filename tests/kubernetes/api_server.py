@@ -1,6 +1,6 @@
 """A real API server on loopback, with an etcd behind it: it admits, checks and stores. No controller, and no node.
 
-`controllers.py` starts controllers beside it.
+`controllers.py` starts controllers for it.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
-"""Controllers beside a real API server, which make pods of our objects: those of Kubernetes and of JobSet.
+"""The controllers of Kubernetes and of JobSet for a real API server: they make pods of our objects.
 
-JobSet's webhooks run too. There is no node: a test says what a kubelet would say of a pod (`release.py`).
+JobSet's webhooks run too. There is no node: a test reports the states of pods like a kubelet (`release.py`).
 """
 
 import base64
@@ -21,10 +21,10 @@ from jaxft_launch.processes._ranks import free_ports
 from tests import patience
 from tests.kubernetes.api_server import HOST, ApiServer, skip_without
 
-# Accounts, garbage and namespaces are what a Job needs besides its own controller.
+# A Job also needs the controllers of accounts, garbage and namespaces.
 WANTED = "job-controller,garbage-collector-controller,serviceaccount-controller,namespace-controller"
 FLAGS = (f"--controllers={WANTED}", "--leader-elect=false", f"--bind-address={HOST}", "--secure-port=0")
-# The manifests of a JobSet release, beside its program.
+# The manifests of a JobSet release, next to its program.
 MANIFESTS = "jobset.yaml"
 WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 
@@ -55,7 +55,7 @@ class Controllers:
         self.start_job_set()
 
     def start_job_set(self, *gates: str) -> None:
-        """Start JobSet's controller with these feature gates, in place of the one that runs.
+        """Start JobSet's controller with these feature gates, in place of the running one.
 
         It cannot take "any" port, so others may be quicker.
         """
@@ -149,7 +149,7 @@ def programs() -> tuple[str, str]:
     """The paths of kube-controller-manager and of JobSet's controller. If a file is missing, skip the test."""
     manager, job_set = skip_without("kube-controller-manager"), skip_without("jobset-controller")
     if not Path(job_set).with_name(MANIFESTS).exists():
-        pytest.skip(f"{MANIFESTS} is not beside {job_set}: docs/kubernetes.md")
+        pytest.skip(f"{MANIFESTS} is not next to {job_set}: docs/kubernetes.md")
     return manager, job_set
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from tests.deployment.manifests import FACTS, MODELS, every_object
 
 KEPT = ("type", "format", "required", "enum", "pattern")
-# Of a class that the models have for it: what it may be.
+# The types that a field of this class may have.
 EITHER = {
     "IoK8sApimachineryPkgUtilIntstrIntOrString": {"x-kubernetes-int-or-string": True},
     "IoK8sApimachineryPkgApiResourceQuantity": {"x-kubernetes-int-or-string": True},
@@ -14,7 +14,7 @@ EITHER = {
 
 
 def definitions() -> list[dict[str, Any]]:
-    """A CustomResourceDefinition for each kind in the manifests that is not one of Kubernetes' own."""
+    """A CustomResourceDefinition for each kind in the manifests that is foreign to Kubernetes."""
     versions = {each["kind"]: each["apiVersion"] for _, each in every_object()}
     return [_definition(kind, versions[kind]) for kind in (*MODELS, *FACTS)]
 

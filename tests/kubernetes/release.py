@@ -1,4 +1,4 @@
-"""A release of the chart `jaxft-job`, and what a kubelet says of its pods."""
+"""A release of the chart `jaxft-job`, and a stand-in for the kubelets of its pods."""
 
 import json
 import subprocess
@@ -60,14 +60,14 @@ class Release:
         return self.server.get(kind, "--namespace", self.space)["items"]
 
     def job_set(self, group: int | None = None) -> dict[str, Any]:
-        """That of a group, or the one of all groups."""
+        """The JobSet of a group, or of all groups."""
         return self.server.get("jobset", self._job_set(group), "--namespace", self.space)
 
     def _job_set(self, group: int | None) -> str:
         return self.name if group is None else f"{self.name}-{group}"
 
     def pods(self, group: int | None = None) -> list[dict[str, Any]]:
-        """Those of a group, or all, in the order of their ranks. What is being deleted does not count."""
+        """The pods of a group, or all, in the order of their ranks, without deleted ones."""
         found = [
             each
             for each in self.get("pod")
@@ -81,7 +81,7 @@ class Release:
         return [each for each in self.pods(group) if each["status"]["phase"] in ("Pending", "Running")]
 
     def until_pods(self, count: int, group: int | None = None) -> list[dict[str, Any]]:
-        """Wait for so many pods that have not ended."""
+        """Wait for this many pods that have not ended."""
 
         def found() -> list[dict[str, Any]]:
             pods = self.active(group)
@@ -131,9 +131,9 @@ class Release:
     def _say(self, pod: dict[str, Any], phase: str, state: dict[str, Any], *conditions: Any) -> None:
         ready = {"type": "Ready", "status": "True" if phase == "Running" else "False"}
         [container] = pod["spec"]["containers"]
-        told = {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
-        told |= {"ready": phase == "Running", "state": state}
-        status = {"phase": phase, "conditions": [ready, *conditions], "containerStatuses": [told]}
+        answer = {"name": container["name"], "image": container["image"], "imageID": "", "restartCount": 0}
+        answer |= {"ready": phase == "Running", "state": state}
+        status = {"phase": phase, "conditions": [ready, *conditions], "containerStatuses": [answer]}
         self.server.kubectl(
             "patch",
             "pod",

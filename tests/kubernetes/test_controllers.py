@@ -1,6 +1,6 @@
 """What Kubernetes' and JobSet's own controllers make of a job: its pods, and what becomes of a group that fails.
 
-There is no node. The tests say what a kubelet would say of a pod (`release.py`).
+There is no node. The tests report the states of pods like a kubelet (`release.py`).
 """
 
 import copy
@@ -58,7 +58,7 @@ def test_each_group_becomes_one_job_whose_pods_find_each_other(server: ApiServer
 def check_service(
     release: Release, group: int, own: list[dict[str, Any]], pods: list[dict[str, Any]]
 ) -> None:
-    """The names of a group's pods are those of its headless Service, also before they are ready."""
+    """A group's pods have the names of its headless Service, also before they are ready."""
     [service] = [each for each in release.get("service") if each["metadata"]["name"] == f"my-run-{group}"]
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -221,7 +221,7 @@ def test_a_group_that_an_operator_drains_completes_until_its_job_set_is_deleted(
 
 
 def comes_back(release: Release, group: int) -> None:
-    """As docs/kubernetes.md says."""
+    """As in docs/kubernetes.md."""
     before = uids(release.pods(group))
     assert release.tried("delete", "jobset", f"{release.name}-{group}").returncode == 0
     assert release.upgrade().returncode == 0
@@ -244,9 +244,9 @@ def test_a_group_whose_node_is_drained_starts_again(server: ApiServer) -> None:
     release.install("--set", "groups=2,hosts=2", program=program("wait"))
     release.until_pods(4)
     kept = uids(release.pods(0))
-    told, other = release.pods(1)
+    answer, other = release.pods(1)
     release.ends(other, 0)
-    release.ends(told, status_of(told, signal.SIGTERM), disrupted=True)
+    release.ends(answer, status_of(answer, signal.SIGTERM), disrupted=True)
     release.until_restarted(1, times=1, counted=0)
     release.until_pods(2, group=1)
     assert uids(release.pods(0)) == kept

@@ -1,4 +1,4 @@
-"""What the charts make, in a real API server: it admits every object, drops no field, and roles do what they say.
+"""The objects of the charts in a real API server: it admits each, drops no field, and roles have their effect.
 
 There is no controller and no node: a JobSet is stored, and the test takes the Jobs and pods in it to the server. In
 `test_controllers.py` there are controllers.
@@ -48,7 +48,7 @@ def test_every_object_is_admitted_and_keeps_every_field(server: ApiServer, file:
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_jobs_and_pods_in_them_are_admitted(server: ApiServer, file: str) -> None:
-    """What a controller would make of them, which the server has not looked at yet."""
+    """A controller would make them; the server has not checked them yet."""
     space = server.space(f"pods-{file.removesuffix('.yaml')}")
     for each in of_kind(file, "ServiceAccount"):
         server.kubectl("create", "--namespace", space, "-f", "-", given=each)

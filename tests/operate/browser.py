@@ -19,7 +19,7 @@ def browser() -> Iterator[Browser]:
     """A browser of this machine; without one, the test is skipped."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
-        pytest.skip(f"needs a browser, one of {', '.join(NAMES)}")
+        pytest.skip(f"needs a browser: {', '.join(NAMES)}")
     with sync_playwright() as playwright:
         # A key scrolls at once, not over frames that a busy machine may not draw.
         arguments = ["--no-sandbox", "--disable-smooth-scrolling"]

@@ -29,7 +29,7 @@ class Port:
         return self.json(f"/api/v1/jobs/{name}")
 
     def group(self, name: str, job: str = "toy") -> Any:
-        """What the coordinator knows of a group. With its "step" all that the group sent before has arrived."""
+        """A group in the API. With its "step", all of its earlier messages have arrived."""
         return next(group for group in self.job(job)["group_list"] if group["group"] == name)
 
     def post(self, path: str, body: bytes, token: str = "") -> tuple[int, Any]:

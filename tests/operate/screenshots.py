@@ -13,7 +13,7 @@ from tests.operate.with_buttons import secret_in
 
 FOLDER = Path(__file__).parents[2] / "docs" / "operate"
 GROUPS = tuple(f"group-{number}" for number in range(5))
-# Which groups die in the storm, one after the other; those in one tuple die together.
+# Which groups die in the storm, one after the other; groups in a tuple die together.
 STORM = (("group-1",), ("group-3", "group-4"), ("group-1",), ("group-0",), ("group-2", "group-3"))
 WIDE = {"viewport": {"width": 1280, "height": 1050}}
 MANY = 300

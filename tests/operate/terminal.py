@@ -13,7 +13,7 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """What a command has written to its terminal, which has 160 columns and 40 lines."""
+    """The output of a command on its terminal of 160 columns and 40 lines."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", descriptor: int) -> None:
         self.process = process

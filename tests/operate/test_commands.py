@@ -36,7 +36,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         at_gate = lambda: [one.get("step") for one in web.job()["group_list"]] == [4, 4]  # noqa: E731
         here.until(at_gate, "samples of the step at the gate")
         shown = jaxft("status", JAXFT_HTTP=web.url).stdout
-        told = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)
+        answer = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)
         missing = jaxft("status", "other", "--http", web.url)
         found = jaxft("doctor", JAXFT_COORDINATOR=f"localhost:{here.port}")
         gate.touch()
@@ -44,7 +44,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
     assert re.search(r"toy: training  step 4  loss \d\.\d+  .* groups 2/2  quorum 1  goodput", shown)
     assert re.search(r"group-1 +member( \(away\))? +\d+ s +4 ", shown)
     assert "quorum_changed  step=0  quorum_id=1  members=2" in shown
-    assert (told["job"], len(told["group_list"])) == ("toy", 2)
+    assert (answer["job"], len(answer["group_list"])) == ("toy", 2)
     assert (missing.returncode, missing.stderr) == (
         1,
         "jaxft: this coordinator knows no job 'other'; 1 jobs are listed at /api/v1/jobs\n",
@@ -58,7 +58,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "output"),
     [
         (["lunch", "--groups", "3"], "jaxft: there is no command 'lunch'"),
         (
@@ -72,11 +72,11 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_newcomer_mistypes_is_named(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words)
-    assert capsys.readouterr().err.splitlines()[-1] == said
+    assert capsys.readouterr().err.splitlines()[-1] == output
 
 
 def test_a_wrong_flag_before_the_dashes_is_no_missing_program(capsys: pytest.CaptureFixture[str]) -> None:

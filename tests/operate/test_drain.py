@@ -36,10 +36,12 @@ def test_the_job_that_is_meant(
     assert capsys.readouterr().out.startswith(f"asked jobs/{meant}/groups/group-2/drain\n")
 
 
-@pytest.mark.parametrize(("names", "said"), [(["a", "b"], r"2 jobs \('a', 'b'\)"), ([], r"0 jobs \(none\)")])
-def test_several_jobs_need_a_name(jobs: list[str], names: list[str], said: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "output"), [(["a", "b"], r"2 jobs \('a', 'b'\)"), ([], r"0 jobs \(none\)")]
+)
+def test_several_jobs_need_a_name(jobs: list[str], names: list[str], output: str) -> None:
     jobs += names
-    with pytest.raises(PortError, match=rf"{said}. Say which one group 'group-2' belongs to: --job"):
+    with pytest.raises(PortError, match=rf"{output}. Say which one group 'group-2' belongs to: --job"):
         run_drain(DrainOptions("group-2"))
 
 

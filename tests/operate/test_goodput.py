@@ -1,7 +1,7 @@
 """Accounts of time, from sequences of events."""
 
 import pytest
-from jaxft_coordinator.observe._goodput import Account, Source, Standing
+from jaxft_coordinator.observe._goodput import Account, Standing
 
 
 def training(startup_s: float = 10.0) -> Account:
@@ -16,13 +16,6 @@ def lost(account: Account, now_s: float) -> dict[str, float]:
         for source, seconds in account.seconds(now_s)[1].items()
         if seconds
     }
-
-
-def test_before_the_first_quorum_all_time_is_startup():
-    account = Account(0.0)
-    assert account.ratio(0.0) is None
-    assert lost(account, 7.0) == {"STARTUP": 7.0}
-    assert account.ratio(7.0) == 0.0
 
 
 def test_clean_steps_are_productive_from_start_to_last_vote():
@@ -60,14 +53,6 @@ def test_without_a_usual_step_all_but_the_last_attempt_is_wasted():
     assert lost(account, 5.0) == {"WASTED": 4.0}
 
 
-def test_a_retried_step_is_no_usual_one():
-    account = training(startup_s=0.0)
-    account.commits(2.0, 2.0)
-    account.retries()
-    account.commits(9.0, 11.0)
-    assert account.usual_step_s == 2.0
-
-
 def test_without_a_quorum_time_is_lost_to_recovery_and_the_step_goes_on_after_it():
     account = training(startup_s=0.0)
     account.commits(2.0, 2.0)
@@ -89,21 +74,6 @@ def test_a_halt_is_lost_and_the_time_after_the_end_is_not_counted():
     account.moves_to(Standing.FINISHED, 4.0)
     assert lost(account, 1000.0) == {"RECOVERY": 2.0}
     assert account.ratio(1000.0) == pytest.approx(0.5)
-
-
-def test_a_pause_is_not_counted():
-    account = training(startup_s=0.0)
-    account.commits(2.0, 2.0)
-    account.moves_to(Standing.PAUSED, 2.0)
-    assert account.ratio(3000.0) == 1.0
-    account.moves_to(Standing.TRAINING, 3602.0)
-    account.commits(2.0, 3604.0)
-    assert (account.good_s, lost(account, 3604.0)) == (pytest.approx(4.0), {})
-
-
-def test_a_step_in_progress_counts_with_its_commit():
-    account = training(startup_s=1.0)
-    assert account.seconds(50.0) == (0.0, {**dict.fromkeys(Source, 0.0), Source.STARTUP: 1.0})
 
 
 def test_all_time_is_either_productive_or_lost():

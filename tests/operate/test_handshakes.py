@@ -29,7 +29,7 @@ def trusted(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Client:
-    """TLS by hand: what it says is sent when the test does it."""
+    """TLS by hand: the test sends its messages."""
 
     def __init__(self, files: Certificates) -> None:
         self._heard, self._said = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -51,7 +51,7 @@ class Client:
                 self.inside.do_handshake()
                 return self._said.read()
 
-    def said(self, data: bytes) -> bytes:
+    def sent(self, data: bytes) -> bytes:
         self.inside.write(data)
         return self._said.read()
 
@@ -69,13 +69,13 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def crowd(
-    port: int, size: int, said: bytes
+    port: int, size: int, output: bytes
 ) -> AsyncIterator[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
-    """Connections that have said this."""
+    """Connections that have sent this."""
     async with contextlib.AsyncExitStack() as stack:
         made = [await stack.enter_async_context(silent_at(port)) for _ in range(size)]
         for _, writer in made:
-            writer.write(said)
+            writer.write(output)
         yield made
 
 
@@ -105,7 +105,7 @@ def test_clients_that_do_not_answer_the_end_of_tls_do_not_pile_up(files: Certifi
                 reader, writer = await stack.enter_async_context(silent_at(http.port))
                 client = Client(files)
                 writer.write(client.hello())
-                writer.write(await client.finish(reader) + client.said(ASKS))
+                writer.write(await client.finish(reader) + client.sent(ASKS))
                 await client.answer(reader)
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
             here = http._uvicorn.server_state.connections  # pyright: ignore[reportPrivateUsage]
@@ -132,32 +132,18 @@ def test_a_handshake_that_takes_too_long_is_ended(
     run(scenario)
 
 
-def test_a_request_may_come_together_with_the_end_of_the_handshake(files: Certificates) -> None:
-    async def scenario() -> None:
-        async with (
-            serving(cert=files.cert, key=files.key) as (_, http, _, _),
-            silent_at(http.port) as (reader, writer),
-        ):
-            client = Client(files)
-            writer.write(client.hello())
-            writer.write(await client.finish(reader) + client.said(ASKS))
-            assert (await client.answer(reader)).startswith(b"HTTP/1.1 200 OK")
-
-    run(scenario)
-
-
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x40\x00" + bytes(16384), b"\x15\x03\x03\0\2\2\x28"]
+    "output", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x40\x00" + bytes(16384), b"\x15\x03\x03\0\2\2\x28"]
 )
 def test_what_is_no_handshake_ends_its_connection_without_a_word(
-    files: Certificates, said: bytes, caplog: pytest.LogCaptureFixture
+    files: Certificates, output: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         async with (
             serving(cert=files.cert, key=files.key) as (_, http, _, web),
             silent_at(http.port) as (reader, writer),
         ):
-            writer.write(said)
+            writer.write(output)
             with contextlib.suppress(ConnectionError):
                 await patience.wait_for(reader.read())
             assert await asyncio.to_thread(web.get, "/healthz") == (200, "ok\n")
@@ -180,16 +166,3 @@ def test_an_error_in_a_handshake_ends_its_connection_alone(
 
     run(scenario)
     assert caplog.messages == ["a connection to the HTTP port failed in its TLS handshake"]
-
-
-def test_the_port_closes_at_once_with_a_handshake_under_way(files: Certificates) -> None:
-    async def scenario() -> None:
-        async with serving(cert=files.cert, key=files.key) as (_, http, _, _):
-            async with silent_at(http.port) as (reader, writer):
-                writer.write(Client(files).hello())
-                await patience.wait_for(reader.read(1))
-                await http.stop()
-                with contextlib.suppress(ConnectionError):
-                    await patience.wait_for(reader.read())
-
-    run(scenario)

@@ -3,7 +3,6 @@
 import asyncio
 import http.server
 import socket
-import subprocess
 import threading
 from pathlib import Path
 
@@ -14,17 +13,14 @@ from jaxft_protocol.messages import Drained
 
 from jaxft_launch.client._drain import DrainOptions, run_drain
 from jaxft_launch.client._port import PortError, act, ask
-from tests.clusters import cluster
 from tests.coordinator.test_server import Client, run
-from tests.operate import port
-from tests.operate.test_commands import jaxft
 from tests.operate.test_http import SECRET, serving
 
 TOKEN = credentials.job_key(SECRET, "job").hex()
 
 
 class Certificates:
-    """What a private authority has signed for localhost, as files."""
+    """Files of a private authority, and of a certificate for localhost."""
 
     def __init__(self, folder: Path) -> None:
         authority = trustme.CA()
@@ -147,27 +143,3 @@ def test_a_token_for_this_machine_goes_through_no_proxy(monkeypatch: pytest.Monk
         assert act(url, "jobs/job/pause", token=TOKEN, reason="") == "asked"
         with pytest.raises(BlockingIOError):
             proxy.accept()
-
-
-@pytest.mark.long
-@pytest.mark.processes
-def test_status_and_doctor_of_a_coordinator_with_a_certificate(files: Certificates, tmp_path: Path) -> None:
-    def asked(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        return jaxft(*words, "--http", web.url, **environment)
-
-    with cluster(tmp_path) as here:
-        web = port.start(here, "--tls-cert", str(files.cert), "--tls-key", str(files.key))
-        shown = asked("status", JAXFT_TLS_CA=str(files.ca))
-        named = asked("status", "--json", JAXFT_TLS_CA=str(files.ca))
-        unknown = asked("status")
-        where = {"JAXFT_COORDINATOR": f"localhost:{here.port}"}
-        found = jaxft("doctor", **where, JAXFT_TLS_CA=str(files.ca))
-        bare = jaxft("doctor", **where)
-    assert web.url.startswith("https://")
-    assert "The coordinator has no job yet." in shown.stdout
-    assert named.stdout == '{\n  "jobs": []\n}\n'
-    assert (unknown.returncode, "JAXFT_TLS_CA" in unknown.stderr) == (1, True)
-    assert "Traceback" not in unknown.stderr
-    assert f"ok    the coordinator localhost:{here.port} answers, and leads" in found.stdout
-    assert "ok    the certificates of this group are valid until " in found.stdout
-    assert "does it ask for TLS? Then pass `tls=`, or set JAXFT_TLS_CA" in bare.stdout

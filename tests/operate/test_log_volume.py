@@ -43,7 +43,7 @@ def storm(groups: int) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("groups", [3, 100])
+@pytest.mark.parametrize("groups", [3, 30])
 def test_each_death_has_a_bounded_number_of_lines(groups: int) -> None:
     lines = storm(groups)
     assert sum("lost group-" in line and "quorum" not in line for line in lines) == DEATHS

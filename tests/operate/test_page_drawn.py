@@ -1,4 +1,4 @@
-"""What the page draws of a job whose state the test has written, in a real browser."""
+"""The page's drawing of a job whose state the test has written, in a real browser."""
 
 from importlib.resources import files
 from typing import Any

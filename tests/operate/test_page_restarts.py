@@ -9,11 +9,10 @@ from tests.clusters import cluster
 from tests.operate import browser, port
 from tests.operate.browser import PATIENCE_MS
 
-pytestmark = [pytest.mark.processes, pytest.mark.browser]
+pytestmark = [pytest.mark.processes, pytest.mark.browser, pytest.mark.long]
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.mark.long
 def test_a_page_that_stays_open_shows_what_happens_under_the_next_coordinator(tmp_path: Path) -> None:
     """It has forgotten the job, and counts events from 1 again."""
     flags = ("--steps", "8", "--gate", f"4:{tmp_path / 'gate'}")

@@ -1,4 +1,4 @@
-"""What the commands say of a port that is no coordinator's, or breaks off its answer, and of odd arguments."""
+"""The errors of commands for another program's port, for a broken answer, and for odd arguments."""
 
 import contextlib
 import http.server
@@ -15,7 +15,7 @@ from jaxft_launch.client._port import PortError, act, ask
 
 
 class Answers(http.server.HTTPServer):
-    status, said, claimed_bytes = 200, b"", 0
+    status, output, claimed_bytes = 200, b"", 0
     token = ""
 
 
@@ -24,9 +24,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         server = cast(Answers, self.server)
         server.token = self.headers["Authorization"] or ""
         self.send_response(server.status)
-        self.send_header("Content-Length", str(server.claimed_bytes or len(server.said)))
+        self.send_header("Content-Length", str(server.claimed_bytes or len(server.output)))
         self.end_headers()
-        self.wfile.write(server.said)
+        self.wfile.write(server.output)
 
     do_POST = do_GET
 
@@ -49,39 +49,39 @@ def url_of(server: socketserver.TCPServer) -> str:
 
 
 @pytest.mark.parametrize("path", ["jobs", "jobs/toy", "coordinator"])
-@pytest.mark.parametrize("said", [b"[]", b"null", b'"x"', b'{"status": "ok"}'])
-def test_the_json_of_another_service_is_no_answer(server: Answers, said: bytes, path: str) -> None:
-    server.said = said
+@pytest.mark.parametrize("output", [b"[]", b"null", b'"x"', b'{"status": "ok"}'])
+def test_the_json_of_another_service_is_no_answer(server: Answers, output: bytes, path: str) -> None:
+    server.output = output
     with pytest.raises(PortError, match="is that the HTTP port of a jaxft coordinator"):
         ask(url_of(server), path)
 
 
 def test_an_action_of_which_nothing_is_told_is_an_error(server: Answers) -> None:
-    server.said = b"{}"
+    server.output = b"{}"
     with pytest.raises(PortError, match="answers without 'text'"):
         act(url_of(server), "jobs/toy/groups/group-0/drain", token="", reason="")
 
 
 def test_an_error_that_is_broken_off_is_told_with_its_status(server: Answers) -> None:
-    server.status, server.said, server.claimed_bytes = 503, b"ab", 100
+    server.status, server.output, server.claimed_bytes = 503, b"ab", 100
     with pytest.raises(PortError, match="answers with status 503"):
         ask(url_of(server), "jobs")
 
 
 def test_what_a_strange_server_says_cannot_steer_the_terminal(server: Answers) -> None:
-    server.status, server.said = 404, b'{"text": "\\u001b[2J\\n' + b"x" * 99 + b'"}'
-    with pytest.raises(PortError) as told:
+    server.status, server.output = 404, b'{"text": "\\u001b[2J\\n' + b"x" * 99 + b'"}'
+    with pytest.raises(PortError) as found:
         ask(url_of(server), "jobs")
-    assert str(told.value) == "\\x1b[2J " + "x" * 99
+    assert str(found.value) == "\\x1b[2J " + "x" * 99
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as other:
         # As gRPC begins, or any other protocol: no line of HTTP.
         talking = threading.Thread(target=_says, args=(other, b"\x00\x00\x18\x1b[2J" + b"\x04" * 999))
         talking.start()
-        with pytest.raises(PortError, match="If this is the port that groups connect to") as told:
+        with pytest.raises(PortError, match="If this is the port that groups connect to") as found:
             ask(f"http://127.0.0.1:{other.getsockname()[1]}", "jobs")
         talking.join()
-    assert str(told.value).isprintable()
-    assert len(str(told.value)) < 600
+    assert str(found.value).isprintable()
+    assert len(str(found.value)) < 600
 
 
 def _says(listening: socket.socket, data: bytes) -> None:
@@ -96,7 +96,7 @@ def test_an_address_that_is_none_is_named() -> None:
 
 
 def test_a_token_may_have_the_end_of_its_line_and_is_not_told(server: Answers) -> None:
-    server.said = b'{"text": "it leaves"}'
+    server.output = b'{"text": "it leaves"}'
     assert act(url_of(server), "x", token="00ff\n", reason="") == "it leaves"
     assert server.token == "Bearer 00ff"
     with pytest.raises(PortError, match="not printable ASCII") as raised:
@@ -108,7 +108,7 @@ def test_a_token_may_have_the_end_of_its_line_and_is_not_told(server: Answers) -
 def test_a_coordinator_that_is_stopped_may_be_what_does_not_answer(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel goes on taking its connections."""
+    """The kernel still takes its connections."""
     monkeypatch.setattr(_port, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         url = f"{scheme}://127.0.0.1:{stopped.getsockname()[1]}"

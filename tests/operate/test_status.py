@@ -100,7 +100,7 @@ def test_what_cannot_work_is_refused_before_the_first_look() -> None:
 
 
 def job(groups: int, absent: tuple[int, ...]) -> dict[str, Any]:
-    """What the API tells of a job of so many groups."""
+    """A job of this many groups in the API."""
     event = {"event": "step_retried", "t": 0.0, "step": 7, "reason": "why " * 100}
     return {
         **{"job": "toy", "state": "training", "step": 8, "values": {}, "steps_per_s": 1.0, "members": groups},
@@ -114,17 +114,17 @@ def job(groups: int, absent: tuple[int, ...]) -> dict[str, Any]:
 
 
 def test_three_hundred_groups_fit_into_a_screen_and_those_that_are_gone_come_first() -> None:
-    told = job(300, absent=(250, 299))
-    groups, rest = chosen(told["group_list"], 5)
+    found = job(300, absent=(250, 299))
+    groups, rest = chosen(found["group_list"], 5)
     assert [group["group"] for group in groups] == ["g250", "g299", "g0", "g1", "g2"]
     assert rest == ["... and 295 more groups: 295 member"]
     screen = Console(file=io.StringIO(), width=100, height=30)
-    screen.print(rendered(told, note="a note", height=30))
+    screen.print(rendered(found, note="a note", height=30))
     lines = screen.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert len(lines) == 30
     assert "step_retried" in lines[-1]
     whole = Console(file=io.StringIO(), width=100)
-    whole.print(rendered(told))
+    whole.print(rendered(found))
     assert whole.file.getvalue().count("member") == 298  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -135,5 +135,5 @@ def test_an_action_that_was_refused_does_not_look_like_one_that_was_done() -> No
 
 
 def test_groups_are_sorted_by_name_and_number() -> None:
-    told = job(12, absent=(1,))["group_list"]
-    assert [group["group"] for group in chosen(told[::-1], None)[0]] == [f"g{one}" for one in range(12)]
+    found = job(12, absent=(1,))["group_list"]
+    assert [group["group"] for group in chosen(found[::-1], None)[0]] == [f"g{one}" for one in range(12)]

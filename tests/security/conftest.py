@@ -1,3 +1,3 @@
-"""Exchanges that an attacker disturbs run once with each lane, like those of `tests/exchange`."""
+"""Exchanges that an attacker disturbs run once with each lane, as in `tests/exchange`."""
 
 from tests.exchange.conftest import lane as lane

@@ -46,7 +46,7 @@ class Group:
         self.hello = Hello(job, GroupName(name), Incarnation(7), f"{name}:1")
         self.key = key
         self.nonce = b""  # the coordinator's
-        # For what the coordinator says, and for what this group says, from its Hello on.
+        # Of the coordinator's messages, and of this group's from its Hello on.
         self.seals: tuple[Seal, Seal] | None = None
         self.carried: NewQuorum | None = None
         self._channel = grpc.aio.insecure_channel(
@@ -97,13 +97,13 @@ class Group:
 
     def signed(self, hello: Hello | None = None) -> pb.GroupMessage:
         """This group's Hello, or another, with its proof."""
-        said = hello or self.hello
-        message = wire.group_to_proto(said)
+        sent = hello or self.hello
+        message = wire.group_to_proto(sent)
         if self.key is not None:
             nonces = {"coordinator_nonce": self.nonce, "group_nonce": credentials.new_nonce()}
             message.hello.nonce = nonces["group_nonce"]
-            message.hello.proof = credentials.group_proof(self.key, said, **nonces)
-            to_group, to_coordinator = credentials.stream_keys(self.key, said, **nonces)
+            message.hello.proof = credentials.group_proof(self.key, sent, **nonces)
+            to_group, to_coordinator = credentials.stream_keys(self.key, sent, **nonces)
             self.seals = Seal(to_group), Seal(to_coordinator)
         return message
 
@@ -149,7 +149,7 @@ async def serving(**options: Any) -> AsyncIterator[Server]:
 
 @contextlib.contextmanager
 def serving_beside(**options: Any) -> Iterator[int]:
-    """A coordinator beside this thread; yields its port."""
+    """A coordinator in another thread; yields its port."""
     context = serving(**options)
     server = run(context.__aenter__)
     try:
@@ -162,7 +162,7 @@ def serving_beside(**options: Any) -> Iterator[int]:
 def _loop() -> asyncio.AbstractEventLoop:
     """A loop that outlives the tests of this process.
 
-    To a loop that is closed gRPC still hands what is left of its calls, fails, and forgets what it had for others.
+    gRPC still hands the rest of its calls to a closed loop, fails, and forgets events for other loops.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="grpc-of-tests", daemon=True).start()

@@ -24,11 +24,11 @@ def secret(tmp_path: Path) -> Path:
 def test_it_does_not_open_itself_to_other_machines_by_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = run_here(monkeypatch, capsys)
+    status, sent = run_here(monkeypatch, capsys)
     assert status == 1
-    assert said.startswith("jaxft-coordinator: does not listen on [::]:29510, which other machines can reach")
+    assert sent.startswith("jaxft-coordinator: does not listen on [::]:29510, which other machines can reach")
     for way in ("--token-file FILE", "--tls-client-ca FILE", "--insecure", "--bind localhost:29510"):
-        assert way in said
+        assert way in sent
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,10 @@ def test_this_machine_alone_needs_nothing(bind: str) -> None:
 def test_a_token_is_printed_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: Path
 ) -> None:
-    status, said = run_here(monkeypatch, capsys, "token", "--token-file", str(secret), "my-run")
+    status, sent = run_here(monkeypatch, capsys, "token", "--token-file", str(secret), "my-run")
     assert status == 0
-    assert said == credentials.job_key(SECRET, "my-run").hex() + "\n"
-    assert run_here(monkeypatch, capsys, "token", "my-run", "--token-file", str(secret)) == (0, said)
+    assert sent == credentials.job_key(SECRET, "my-run").hex() + "\n"
+    assert run_here(monkeypatch, capsys, "token", "my-run", "--token-file", str(secret)) == (0, sent)
 
 
 @pytest.mark.parametrize("command", [["token", "job"], []])
@@ -66,10 +66,10 @@ def test_a_secret_that_others_can_read_is_not_used(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], secret: Path
 ) -> None:
     secret.chmod(0o644)
-    status, said = run_here(monkeypatch, capsys, *command, "--token-file", str(secret))
+    status, sent = run_here(monkeypatch, capsys, *command, "--token-file", str(secret))
     assert status == 1
-    assert "is accessible to users other than its owner (mode 0644): make it private with `chmod 600" in said
-    assert SECRET.decode() not in said
+    assert "is accessible to users other than its owner (mode 0644): make it private with `chmod 600" in sent
+    assert SECRET.decode() not in sent
 
 
 def test_certificates_that_cannot_be_used_stop_it_before_it_listens(
@@ -87,10 +87,10 @@ def test_certificates_that_cannot_be_used_stop_it_before_it_listens(
         (["--tls-client-ca", str(ca)], "--tls-client-ca needs --tls-cert and --tls-key: give all three"),
         (["--tls-cert", str(ca), "--tls-key", str(ca)], "do not make a pair"),
     ):
-        status, said = run_here(monkeypatch, capsys, "--bind", "localhost:0", *flags)
+        status, sent = run_here(monkeypatch, capsys, "--bind", "localhost:0", *flags)
         assert status == 1
-        assert said.startswith("jaxft-coordinator: ")
-        assert text in said
+        assert sent.startswith("jaxft-coordinator: ")
+        assert text in sent
 
 
 def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Who may speak for a job, and what an unknown client at the coordinator's port can do to those who may: nothing."""
+"""Who may speak for a job. An unknown client at the coordinator's port can do nothing to its groups."""
 
 import asyncio
 import contextlib
@@ -99,9 +99,9 @@ def test_nothing_counts_before_the_hello(message: Heartbeat | Join) -> None:
     async def scenario() -> None:
         async with serving(secret=SECRET) as server, Group(server.port) as group:
             await group.say(message)
-            said = await group.read()
-            assert said is not None
-            assert "the first message of a session must be Hello" in said.evicted.reason
+            given = await group.read()
+            assert given is not None
+            assert "the first message of a session must be Hello" in given.evicted.reason
             assert await group.hear() is None
             assert len(server._jobs) == 0
 

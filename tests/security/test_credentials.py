@@ -1,4 +1,4 @@
-"""The secret, the keys of jobs, and what a proof is worth."""
+"""The secret, the keys of jobs, and the worth of a proof."""
 
 import dataclasses
 from pathlib import Path

@@ -46,7 +46,7 @@ def as_many_as_allowed(wanted: int, ends: int = 2) -> int:
 
 
 def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Connection]:
-    """Begin all dials, then serve whichever is ready, as a program with so many threads would."""
+    """Begin all dials, then serve whichever is ready, as a program with as many threads would."""
     requests = (ConnectionRequest("exchange", "job", f"group-{i}", 1, "me", 9, 5) for i in range(count))
     dialling = {i: Dialling(f"127.0.0.1:{listener.port}", request, key) for i, request in enumerate(requests)}
     made: list[Connection] = []
@@ -85,7 +85,7 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None, count
 @pytest.mark.parametrize("count", [400, pytest.param(as_many_as_allowed(5600), marks=pytest.mark.long)])
 @pytest.mark.parametrize("key", [None, KEY], ids=["no token", "token"])
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"",
         b"jaxft-hi",
@@ -102,14 +102,14 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None, count
     ],
 )
 def test_strangers_do_not_keep_a_group_from_its_peers(
-    key: DataKey | None, said: bytes, count: int, caplog: pytest.LogCaptureFixture
+    key: DataKey | None, sent: bytes, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with contextlib.ExitStack() as stack, caplog.at_level(logging.INFO, "jaxft"):
         listeners = [stack.enter_context(listening(f"group-{i}", key)) for i in range(2)]
         members = [
             Peer(f"group-{i}", 9, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)
         ]
-        stack.enter_context(crowd(listeners[1].port, count, said))
+        stack.enter_context(crowd(listeners[1].port, count, sent))
         for quorum_id in range(1, 4):
             meet(listeners, members, quorum_id)
         assert len(listeners[1]._door.half_open) <= 256, "as docs/security.md promises"
@@ -139,4 +139,4 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
         (made,) = dial_at_once(listener, 1, KEY)
         made.close()
         assert len(listener._door.half_open) < len(unknown)
-    assert sum("Cannot accept connections" in said for said in caplog.messages) <= 20
+    assert sum("Cannot accept connections" in sent for sent in caplog.messages) <= 20

@@ -48,9 +48,9 @@ def listening(key: DataKey | None = KEY, on_heal: OnHeal | None = None) -> Itera
 
 
 def call(
-    listener: Listener, said: ConnectionRequest | None = None, key: DataKey | None = KEY
+    listener: Listener, sent: ConnectionRequest | None = None, key: DataKey | None = KEY
 ) -> socket.socket:
-    return dial(f"127.0.0.1:{listener.port}", said or request(), deadline_s=soon(), key=key).sock
+    return dial(f"127.0.0.1:{listener.port}", sent or request(), deadline_s=soon(), key=key).sock
 
 
 def take(listener: Listener, group: str = "group-1", wait_s: float = PATIENCE_S) -> socket.socket:
@@ -69,15 +69,15 @@ def assert_nothing_is_pending(listener: Listener, group: str = "group-1") -> Non
         take(listener, group, wait_s=0.0)
 
 
-def connect(listener: Listener, said: bytes = b"") -> socket.socket:
+def connect(listener: Listener, sent: bytes = b"") -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", listener.port), timeout=PATIENCE_S)
-    sock.sendall(said)
+    sock.sendall(sent)
     return sock
 
 
-def challenged(listener: Listener, said: bytes) -> tuple[socket.socket, bytes]:
+def challenged(listener: Listener, sent: bytes) -> tuple[socket.socket, bytes]:
     """Say a connection request by hand; return the connection and the nonce of the challenge that comes back."""
-    sock = connect(listener, said)
+    sock = connect(listener, sent)
     got = sock.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)
     assert got[:-32] == challenge(bytes(32))[:-32]
     return sock, got[-32:]
@@ -152,21 +152,21 @@ def receive(sock: socket.socket) -> bytes:
         return b""
 
 
-def response(key: DataKey, said: bytes, nonce: bytes) -> bytes:
+def response(key: DataKey, sent: bytes, nonce: bytes) -> bytes:
     ours = credentials.new_nonce()
-    return ours + credentials.dialler_proof(key, said, listener_nonce=nonce, dialler_nonce=ours)
+    return ours + credentials.dialler_proof(key, sent, listener_nonce=nonce, dialler_nonce=ours)
 
 
 def test_a_response_serves_for_one_connection_and_one_request_only() -> None:
-    said = raw_request()
+    sent = raw_request()
     with listening() as listener:
-        first, nonce = challenged(listener, said)
-        good = response(KEY, said, nonce)
+        first, nonce = challenged(listener, sent)
+        good = response(KEY, sent, nonce)
         first.sendall(good)
         take(listener).close()
         first.close()
         for bad in (good, good[32:] + good[:32], bytes(64), response(KEY, raw_request(group=b"x"), nonce)):
-            again, _ = challenged(listener, said)
+            again, _ = challenged(listener, sent)
             again.sendall(bad)
             assert again.recv(1000).startswith(refused("")[:10])
             assert_ended(again)
@@ -175,10 +175,10 @@ def test_a_response_serves_for_one_connection_and_one_request_only() -> None:
 
 
 def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request() -> None:
-    said = raw_request()
+    sent = raw_request()
     with listening() as listener:
-        sock, nonce = challenged(listener, said)
-        for byte in response(KEY, said, nonce):
+        sock, nonce = challenged(listener, sent)
+        for byte in response(KEY, sent, nonce):
             sock.sendall(bytes([byte]))
         take(listener).close()
         sock.close()
@@ -186,7 +186,7 @@ def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request() -
         patience.until(lambda: listener._door.half_open, "the connection")
         (half,) = listener._door.half_open.values()
         until_s = half.deadline_s
-        silent.sendall(said)
+        silent.sendall(sent)
         silent.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)
         assert half.deadline_s == until_s
         half.deadline_s = soon(0.0)
@@ -195,11 +195,11 @@ def test_the_response_may_come_in_pieces_and_has_no_more_time_than_a_request() -
 
 
 def test_a_key_tells_a_stranger_nothing_about_the_job() -> None:
-    """Neither its name nor its quorums: a connection request is answered with a challenge, whatever it says."""
+    """Neither its name nor its quorums: a connection request is answered with a challenge, whatever it asks."""
     with listening() as listener:
         listener.forget(5)
-        for said in (raw_request(), raw_request(job=b"another")):
-            sock, _ = challenged(listener, said)
+        for sent in (raw_request(), raw_request(job=b"another")):
+            sock, _ = challenged(listener, sent)
             sock.close()
 
 
@@ -243,9 +243,9 @@ def impostor(script: list[bytes]) -> Iterator[str]:
 
         def serve() -> None:
             with server.accept()[0] as sock:
-                for said in script:
+                for sent in script:
                     sock.recv(1000)
-                    sock.sendall(said)
+                    sock.sendall(sent)
                 receive(sock)
 
         thread = threading.Thread(target=serve)
@@ -267,8 +267,8 @@ def test_a_flood_from_one_machine_drives_out_its_own_connections(monkeypatch: py
         slow = from_address("127.0.0.2")  # the oldest of all
         flood = [from_address("127.0.0.3") for _ in range(40)]
         assert_ended(flood[30])
-        said = raw_request()
-        slow.sendall(said)
+        sent = raw_request()
+        slow.sendall(sent)
         nonce = slow.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)[-32:]
-        slow.sendall(response(KEY, said, nonce))
+        slow.sendall(response(KEY, sent, nonce))
         take(listener).close()

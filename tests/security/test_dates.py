@@ -39,7 +39,7 @@ def issued(folder: Path, since: int, until: int) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "said"),
+    ("since", "until", "sent"),
     [
         (-1, 30, ""),
         (-1, 13, "expires on .* in time, and restart this process"),
@@ -48,25 +48,25 @@ def issued(folder: Path, since: int, until: int) -> tuple[Path, Path]:
     ],
 )
 def test_dates_that_do_not_fit_are_in_the_log_when_it_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, since: int, until: int, said: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, since: int, until: int, sent: str
 ) -> None:
     cert, private = issued(tmp_path, since, until)
     with caplog.at_level(logging.WARNING):
         assert tls.read_pem(ca=None, cert=cert, key=private).cert == cert.read_bytes()
-    if not said:
+    if not sent:
         assert not caplog.messages
         return
     (message,) = caplog.messages
     assert message.startswith(f"the TLS certificate '{cert}' ")
-    assert re.search(said, message), message
+    assert re.search(sent, message), message
 
 
 def test_it_is_judged_by_the_time_that_is_given(tmp_path: Path) -> None:
     cert, _ = issued(tmp_path, -1, 30)
     now_s = datetime.now(UTC).timestamp()
     found, *_ = x509.load_pem_x509_certificates(cert.read_bytes())
-    said = [tls.problem_of_dates(found, now_s + days * DAY_S) for days in (-2, 0, 20, 31)]
-    assert [text.split(" ")[0] for text in said] == ["is", "", "expires", "expired"]
+    sent = [tls.problem_of_dates(found, now_s + days * DAY_S) for days in (-2, 0, 20, 31)]
+    assert [text.split(" ")[0] for text in sent] == ["is", "", "expires", "expired"]
 
 
 def renewed_authority() -> tuple[list[bytes], bytes, bytes]:
@@ -118,7 +118,7 @@ def test_a_broken_certificate_among_good_ones_is_an_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "trusted", "said"),
+    ("since", "until", "trusted", "sent"),
     [
         (1, 30, True, "certificate is not yet valid.*; or this machine's clock is behind"),
         (
@@ -132,7 +132,7 @@ def test_a_broken_certificate_among_good_ones_is_an_error(tmp_path: Path) -> Non
     ],
 )
 def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
-    tmp_path: Path, *, since: int, until: int, trusted: bool, said: str
+    tmp_path: Path, *, since: int, until: int, trusted: bool, sent: str
 ) -> None:
     """A date may be the fault of this clock; and where a date is at fault, the authority is not."""
     now, authority = datetime.now(UTC), trustme.CA()
@@ -149,7 +149,7 @@ def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
         f"localhost:{port}", group="a", network=jaxft.Network(tls=tls_files), failure_timeout_s=1
     )
     try:
-        with pytest.raises(jaxft.CoordinatorUnreachable, match=said) as raised:
+        with pytest.raises(jaxft.CoordinatorUnreachable, match=sent) as raised:
             manager.__enter__()
     finally:
         server.stop(None)
@@ -157,16 +157,16 @@ def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
 
 
 def test_a_certificate_for_clients_alone_is_not_taken_for_one_of_another_authority() -> None:
-    """As gRPC says it of a coordinator whose certificate has the extended key usage clientAuth."""
+    """gRPC's words about a coordinator whose certificate has the extended key usage clientAuth."""
     why = "SSL routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unsupported certificate purpose: OK"
-    said = Credentials(pem=tls.Pem()).explained(why)
-    assert said == f"{why}; its certificate is for clients only (its extended key usage)"
+    sent = Credentials(pem=tls.Pem()).explained(why)
+    assert sent == f"{why}; its certificate is for clients only (its extended key usage)"
 
 
 def test_a_certificate_that_has_expired_since_it_was_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The coordinator closes the connection without a word, as of one whose authority it does not trust."""
+    """The coordinator closes the connection without a word, as for an unknown authority."""
     cert, key = issued(tmp_path, -1, 30)
     held = Credentials(pem=tls.read_pem(ca=None, cert=cert, key=key))
     why = "UNAVAILABLE: ipv4:127.0.0.1:29510: Socket closed"
@@ -175,9 +175,9 @@ def test_a_certificate_that_has_expired_since_it_was_read_is_named(
     )
     now_s = datetime.now(UTC).timestamp()
     monkeypatch.setattr("time.time", lambda: now_s + 31 * DAY_S)
-    said = held.explained(why)
+    sent = held.explained(why)
     assert re.fullmatch(
         r".* Socket closed; the certificate of this group expired on \d{4}-\d\d-\d\d \d\d:\d\d UTC: "
         r"renew `tls.cert`, and restart the group",
-        said,
-    ), said
+        sent,
+    ), sent

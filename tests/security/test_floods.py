@@ -122,10 +122,10 @@ def test_floods_at_the_coordinator_neither_stop_the_groups_nor_fill_its_memory(c
 
     async def scenario() -> None:
         async with training(coordinator.port) as took_s:
-            for name, (size, said) in FLOODS.items():
+            for name, (size, sent) in FLOODS.items():
                 steps = len(took_s)
                 with await asyncio.to_thread(contextlib.ExitStack) as stack:
-                    await asyncio.to_thread(stack.enter_context, crowd(coordinator.port, size, said))
+                    await asyncio.to_thread(stack.enter_context, crowd(coordinator.port, size, sent))
                     await let_in(coordinator.port)
                     await until(lambda steps=steps: len(took_s) > steps + 20, f"steps in a flood of {name}")
                     most_bytes[name] = memory_bytes(process.pid) - before_bytes
@@ -154,9 +154,9 @@ def test_a_flood_at_a_data_port_does_not_keep_groups_apart(monkeypatch: pytest.M
     members = [Peer(f"g{i}", i, f"127.0.0.1:{listener.port}", (i,)) for i, listener in enumerate(listeners)]
     try:
         with contextlib.ExitStack() as stack:
-            for said in (b"", b"jaxft-hi", raw_request(), random.Random(7).randbytes(1000)):
+            for sent in (b"", b"jaxft-hi", raw_request(), random.Random(7).randbytes(1000)):
                 for listener in listeners:
-                    stack.enter_context(crowd(listener.port, 250, said))
+                    stack.enter_context(crowd(listener.port, 250, sent))
             assert all(len(listener._door.half_open) <= _door._MAX_UNKNOWN for listener in listeners)
             for quorum_id in range(1, 6):
                 meet(listeners, members, quorum_id)

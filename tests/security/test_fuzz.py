@@ -170,7 +170,7 @@ def a_job(stage: str) -> tuple[Job, float]:
 @many
 @given(st.sampled_from(["none", "one", "three", "at work"]), st.lists(events, max_size=40))
 def test_a_job_takes_whatever_groups_say(stage: str, happens: list[tuple[int, Any]]) -> None:
-    """It moves or stays as it is; what it sends fits the wire, and what it must remember fits the store."""
+    """It moves or stays as it is; its messages fit the wire, and its records fit the store."""
     job, now_s = a_job(stage)
     heard_s: dict[SessionId, float] = {}
     for session, what in happens:
@@ -264,14 +264,14 @@ def listeners() -> Iterator[list[Listener]]:
 
 @some
 @given(
-    said=st.binary(max_size=300) | st.tuples(requests, st.binary(max_size=100)).map(b"".join),
+    sent=st.binary(max_size=300) | st.tuples(requests, st.binary(max_size=100)).map(b"".join),
     locked=st.booleans(),
 )
-def test_any_bytes_at_a_data_port(listeners: list[Listener], said: bytes, *, locked: bool) -> None:
+def test_any_bytes_at_a_data_port(listeners: list[Listener], sent: bytes, *, locked: bool) -> None:
     listener = listeners[locked]
     with socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S) as sock:
         with contextlib.suppress(OSError):
-            sock.sendall(said)
+            sock.sendall(sent)
         end(sock)
         answers = read_all(sock) if locked else b""
         assert len(answers) < 1200
@@ -297,8 +297,8 @@ answers = st.binary(max_size=100) | st.builds(
 
 
 @contextmanager
-def answering(said: bytes) -> Iterator[str]:
-    """A listener that says this to any client."""
+def answering(sent: bytes) -> Iterator[str]:
+    """A listener that sends this to any client."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -307,7 +307,7 @@ def answering(said: bytes) -> Iterator[str]:
                     with server.accept()[0] as sock:
                         sock.settimeout(patience.FAR_S)
                         with contextlib.suppress(OSError):  # who dialled is gone already
-                            sock.sendall(said)
+                            sock.sendall(sent)
                         end(sock)
                         read_all(sock)
 
@@ -319,19 +319,19 @@ def answering(said: bytes) -> Iterator[str]:
 
 
 @some
-@given(said=st.lists(answers, max_size=3).map(b"".join))
-def test_any_answer_to_a_dialler_with_a_key(said: bytes) -> None:
+@given(sent=st.lists(answers, max_size=3).map(b"".join))
+def test_any_answer_to_a_dialler_with_a_key(sent: bytes) -> None:
     """None of them is accepted, for none proves anything."""
     key = credentials.data_key(JobKey(bytes(32)))
-    # One that says that it is busy is dialled again until the deadline.
-    with answering(said) as address, pytest.raises((ConnectionError, TimeoutError)):
+    # A listener that answers "busy" is dialled again until the deadline.
+    with answering(sent) as address, pytest.raises((ConnectionError, TimeoutError)):
         dial(address, REQUEST, deadline_s=time.monotonic() + 1.0, key=key)
 
 
 @some
-@given(said=answers)
-def test_any_answer_to_a_dialler(said: bytes) -> None:
-    with answering(said) as address:
+@given(sent=answers)
+def test_any_answer_to_a_dialler(sent: bytes) -> None:
+    with answering(sent) as address:
         try:
             dial(address, REQUEST, deadline_s=time.monotonic() + 1.0).close()
         except (ConnectionError, TimeoutError):
@@ -362,8 +362,8 @@ headers = st.builds(
 def test_any_header_of_a_frame_can_be_told_from_what_was_expected(
     received: bytes, expected: list[bytes]
 ) -> None:
-    said = _frames.difference(received, expected)
-    assert 0 < len(said) < 3000
+    sent = _frames.difference(received, expected)
+    assert 0 < len(sent) < 3000
 
 
 @many
@@ -412,9 +412,9 @@ manifest_like = st.fixed_dictionaries(
 
 @many
 @given(st.text(max_size=100) | json_values.map(json.dumps) | manifest_like.map(json.dumps))
-def test_any_manifest_of_a_donor(said: str) -> None:
+def test_any_manifest_of_a_donor(sent: str) -> None:
     try:
-        found = read_manifest(said)
+        found = read_manifest(sent)
     except BadFrame:
         return
     assert isinstance(found.step, int)
@@ -423,11 +423,11 @@ def test_any_manifest_of_a_donor(said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["[" * 100_000, "1" * 10_000, '{"step": 1e999, "leaves": []}', '{"leaves": 3}', "nan"]
+    "sent", ["[" * 100_000, "1" * 10_000, '{"step": 1e999, "leaves": []}', '{"leaves": 3}', "nan"]
 )
-def test_manifests_that_are_meant_to_break_json(said: str) -> None:
+def test_manifests_that_are_meant_to_break_json(sent: str) -> None:
     with pytest.raises(BadFrame, match="its manifest cannot be read"):
-        read_manifest(said)
+        read_manifest(sent)
 
 
 # ---- checkpoints ----

@@ -1,4 +1,4 @@
-"""What a group believes, whom it refuses, and how it says so."""
+"""Whom a group believes, whom it refuses, and its errors."""
 
 import logging
 from pathlib import Path
@@ -40,17 +40,17 @@ def challenge(nonce: bytes = b"c" * 32) -> bytes:
 
 
 def greeted(*, known: bool = False) -> tuple[Greeting, Seal, Seal]:
-    """A greeting that has been challenged and has said Hello, and the coordinator's seals: to the group, from it."""
+    """A greeting that has been challenged and has sent Hello, and the coordinator's seals: to the group, from it."""
     greeting = Greeting(KEY, known=known)
     greeting.challenged(challenge())
-    said = pb.GroupMessage.FromString(greeting.encode(HELLO)).hello
-    nonces = {"coordinator_nonce": b"c" * 32, "group_nonce": said.nonce}
-    assert said.proof == credentials.group_proof(KEY, HELLO, **nonces)
+    output = pb.GroupMessage.FromString(greeting.encode(HELLO)).hello
+    nonces = {"coordinator_nonce": b"c" * 32, "group_nonce": output.nonce}
+    assert output.proof == credentials.group_proof(KEY, HELLO, **nonces)
     to_group, from_group = credentials.stream_keys(KEY, HELLO, **nonces)
     return greeting, Seal(to_group), Seal(from_group)
 
 
-def said(message: CoordinatorMessage, seal: Seal | None = None) -> bytes:
+def encoded(message: CoordinatorMessage, seal: Seal | None = None) -> bytes:
     plain = Body(wire.coordinator_to_proto(message))
     return plain.data if seal is None else seal.close(plain)
 
@@ -58,10 +58,10 @@ def said(message: CoordinatorMessage, seal: Seal | None = None) -> bytes:
 def test_a_welcome_with_the_mac_is_believed_and_so_is_what_follows_it() -> None:
     greeting, to_group, _ = greeted()
     assert not greeting.proved
-    assert greeting.decode(said(Welcome(1000), to_group)) == Welcome(1000)
+    assert greeting.decode(encoded(Welcome(1000), to_group)) == Welcome(1000)
     assert greeting.proved
     evicted = Evicted("why", may_return=True)
-    assert greeting.decode(said(evicted, to_group)) == evicted
+    assert greeting.decode(encoded(evicted, to_group)) == evicted
 
 
 def test_a_welcome_without_the_mac_is_not_believed() -> None:
@@ -69,22 +69,22 @@ def test_a_welcome_without_the_mac_is_not_believed() -> None:
         greeting, _, from_group = greeted()
         seal = {"without": None, "another key": Seal(b"x" * 32)}.get(way, from_group)
         with pytest.raises(Unproven, match="does not prove that it knows the job's key"):
-            greeting.decode(said(Welcome(1000), seal))
+            greeting.decode(encoded(Welcome(1000), seal))
         assert not greeting.proved
 
 
 def test_what_is_changed_added_repeated_or_left_out_after_the_welcome_ends_the_stream() -> None:
     for attack in ("change", "add", "repeat", "leave out", "strip"):
         greeting, to_group, _ = greeted()
-        greeting.decode(said(Welcome(1000), to_group))
-        first, second = (said(Waiting(text), to_group) for text in ("first", "second"))
+        greeting.decode(encoded(Welcome(1000), to_group))
+        first, second = (encoded(Waiting(text), to_group) for text in ("first", "second"))
         greeting.decode(first)
         forged = {
             "change": second.replace(b"second", b"SECOND"),
-            "add": said(Evicted("go away", may_return=False)),
+            "add": encoded(Evicted("go away", may_return=False)),
             "repeat": first,
-            "leave out": said(Waiting("third"), to_group),
-            "strip": said(Waiting("second")),
+            "leave out": encoded(Waiting("third"), to_group),
+            "strip": encoded(Waiting("second")),
         }[attack]
         with pytest.raises(Unproven, match=r"message 2 of this stream has (the wrong|no) MAC"):
             greeting.decode(forged)
@@ -100,19 +100,19 @@ def test_a_group_that_has_a_key_signs_what_it_says() -> None:
 def test_an_impostor_can_neither_put_out_nor_end_a_group_that_is_at_work() -> None:
     greeting, *_ = greeted(known=True)
     with pytest.raises(Unproven, match="refuses this group, without a proof of the job's key: go away"):
-        greeting.decode(said(RefusedMessage("go away")))
+        greeting.decode(encoded(RefusedMessage("go away")))
     for message in (Evicted("why", may_return=False), Welcome(1)):
         greeting, *_ = greeted(known=True)
         with pytest.raises(Unproven):
-            greeting.decode(said(message))
+            greeting.decode(encoded(message))
 
 
 def test_a_refusal_at_the_start_needs_no_proof() -> None:
     greeting, *_ = greeted()
-    assert greeting.decode(said(RefusedMessage("wrong token"))) == RefusedMessage("wrong token")
+    assert greeting.decode(encoded(RefusedMessage("wrong token"))) == RefusedMessage("wrong token")
     greeting, *_ = greeted()
     with pytest.raises(Unproven, match="its first message is 'evicted'"):
-        greeting.decode(said(Evicted("why", may_return=False)))
+        greeting.decode(encoded(Evicted("why", may_return=False)))
 
 
 @pytest.mark.parametrize("message", [Welcome(1000, term=1 << 60), Evicted("why", may_return=False)])
@@ -120,7 +120,7 @@ def test_nothing_is_believed_that_is_said_before_our_hello(message: CoordinatorM
     greeting = Greeting(KEY, known=False)
     greeting.challenged(challenge())
     with pytest.raises(Unproven, match=r"without a proof|does not prove that it knows"):
-        greeting.decode(said(message))
+        greeting.decode(encoded(message))
     assert not greeting.proved
 
 
@@ -128,10 +128,10 @@ def test_without_a_key_everything_is_believed_and_nothing_is_proved() -> None:
     greeting = Greeting(None, known=False)
     greeting.challenged(challenge())
     assert greeting.encode(HELLO) == wire.group_to_proto(HELLO).SerializeToString()
-    assert greeting.decode(said(Welcome(1000))) == Welcome(1000)
+    assert greeting.decode(encoded(Welcome(1000))) == Welcome(1000)
 
 
-@pytest.mark.parametrize("first", [b"", said(Welcome(1000)), challenge(b"short")])
+@pytest.mark.parametrize("first", [b"", encoded(Welcome(1000)), challenge(b"short")])
 def test_a_stream_begins_with_a_challenge(first: bytes) -> None:
     with pytest.raises(Unproven, match="did not send a challenge"):
         Greeting(None, known=False).challenged(first)
@@ -170,16 +170,16 @@ def test_the_token_is_an_argument_or_in_the_environment(monkeypatch: pytest.Monk
         monkeypatch.setenv("JAXFT_TOKEN", KEY.hex())
         enter(port)
         monkeypatch.setenv("JAXFT_TOKEN", bytes(32).hex())
-        enter(port, token=KEY.hex())  # what is said beats what lies around
+        enter(port, token=KEY.hex())  # the argument beats the variable
         with pytest.raises(jaxft.JoinRefused, match="does not prove that it knows the key of job 'job'"):
             enter(port)
 
 
 def test_a_coordinator_that_does_not_know_the_key_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
     with serving_beside() as port, caplog.at_level(logging.WARNING, "jaxft"):
-        said = why_it_fails(port, token=KEY.hex())
-    assert "no answer from the coordinator" in said
-    assert "it does not prove that it knows the job's key" in said
+        output = why_it_fails(port, token=KEY.hex())
+    assert "no answer from the coordinator" in output
+    assert "it does not prove that it knows the job's key" in output
     assert "[jaxft g] does not follow the coordinator localhost:" in caplog.text
 
 
@@ -254,7 +254,7 @@ def test_certificates_are_an_argument_or_in_the_environment(
     with serving_beside(secret=SECRET, tls=tls) as port:
         name_in_environment(monkeypatch, certificates.ca, *certificates.group)
         enter(port, token=KEY.hex())
-        name_in_environment(monkeypatch, certificates.ca)  # not what this coordinator needs
+        name_in_environment(monkeypatch, certificates.ca)  # this coordinator needs more
         assert "trust the authority of `tls.cert`?" in why_it_fails(port, token=KEY.hex())
         cert, key = certificates.group
         enter(port, token=KEY.hex(), tls=TLS(ca=certificates.ca, cert=cert, key=key))

@@ -13,7 +13,7 @@ from tests import patience
 from tests.clusters import Cluster, Worker, cluster, digest_alone
 from tests.security.unknown_clients import raw_request, read_all
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(240)]
 
 SECRET = b"for this test only"
 STEPS = "8"
@@ -58,7 +58,7 @@ def data_port(worker: Worker) -> int:
 
 
 def what_a_stranger_gets(port: int, request: bytes, then: bytes = b"") -> bytes:
-    """All that a listener says to a client that knows the protocol, but not the key."""
+    """Every byte that a listener sends to a client that knows the protocol, but not the key."""
     with socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S) as sock:
         sock.sendall(request + bytes(64) + then)
         return read_all(sock)

@@ -23,7 +23,7 @@ SEEDS = 40
 
 
 def changed(piece: bytes, rng: random.Random, earlier: list[bytes]) -> list[bytes]:
-    """What goes on in the place of a piece."""
+    """The pieces that replace a piece."""
     at = rng.randrange(len(piece))
     match rng.randrange(8):
         case 0:  # flip a bit
@@ -34,7 +34,7 @@ def changed(piece: bytes, rng: random.Random, earlier: list[bytes]) -> list[byte
             return [piece[:at], rng.randbytes(rng.randrange(1, 64)), piece[at:]]
         case 3:  # repeat it
             return [piece, piece]
-        case 4:  # repeat what came before, in its place or beside it
+        case 4:  # repeat an earlier piece, in its place or before it
             return [rng.choice(earlier), piece] if rng.random() < 0.5 else [rng.choice(earlier)]
         case 5:  # two halves in another order
             return [piece[at:], piece[:at]]

@@ -41,7 +41,7 @@ Then = Callable[[socket.socket, socket.socket], None]
 
 @contextmanager
 def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
-    """An address at which the handshake is that of an honest group, and `then` says the rest; as often as dialled."""
+    """An address with the handshake of an honest group, after which `then` takes over; as often as dialled."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -50,7 +50,7 @@ def man_in_the_middle(honest_port: int, then: Then) -> Iterator[str]:
                     meet(server.accept()[0])
 
         def meet(victim: socket.socket) -> None:
-            with contextlib.suppress(Exception), victim:  # the victim says what went wrong
+            with contextlib.suppress(Exception), victim:  # the victim has the error
                 victim.settimeout(PATIENCE_S)
                 with socket.create_connection(("127.0.0.1", honest_port), timeout=PATIENCE_S) as honest:
                     for source, target in ((victim, honest), (honest, victim)) * 2:
@@ -89,7 +89,7 @@ def relayed_bytes(source: socket.socket, target: socket.socket, change: Callable
 
 
 def relay(victim: socket.socket, honest: socket.socket, change: Callable[[bytes], bytes]) -> None:
-    """Carry what both say, and change what the victim hears."""
+    """Carry all messages, and change those to the victim."""
     back = threading.Thread(target=relayed_bytes, args=(victim, honest, bytes))
     back.start()
     relayed_bytes(honest, victim, change)
@@ -108,11 +108,11 @@ def forge_state(victim: socket.socket, tags: Tags) -> None:
         request = Request.decode(received[:REQUEST_BYTES])
         if request.kind is Kind.HOLDS:
             continue
-        said = FORGED[0].tobytes().ljust(BlobLayout.of([type_of(FORGED[0])]).total_bytes, b"\0")
+        sent = FORGED[0].tobytes().ljust(BlobLayout.of([type_of(FORGED[0])]).total_bytes, b"\0")
         if request.kind is Kind.MANIFEST:
-            said = Manifest(0, [type_of(FORGED[0])], WHOLE, live=True).encode().encode()
-        header = Reply(Status.OK, 0, len(said)).encode()
-        victim.sendall(header + said + tags.tag(header, said))
+            sent = Manifest(0, [type_of(FORGED[0])], WHOLE, live=True).encode().encode()
+        header = Reply(Status.OK, 0, len(sent)).encode()
+        victim.sendall(header + sent + tags.tag(header, sent))
 
 
 def forge_state_under_own_key(victim: socket.socket, _: socket.socket) -> None:
@@ -140,7 +140,7 @@ def donor(incarnation: int, key: DataKey | None = KEY) -> Iterator[Listener]:
 
 
 def healed(address: str, key: DataKey | None = KEY) -> list[object]:
-    """What a joiner gets that knows group-0, incarnation 1, at an address."""
+    """The state that a joiner gets that knows group-0, incarnation 1, at an address."""
     fetcher = Fetcher(
         job="job",
         group="joiner",
@@ -163,7 +163,7 @@ def test_without_a_man_in_the_middle_the_state_arrives() -> None:
 
 
 def test_a_joiner_takes_no_state_at_the_address_of_a_group_that_is_gone() -> None:
-    """The handshake is relayed to another incarnation of the group, which knows the token and tells the truth."""
+    """The handshake is relayed to another incarnation of the group, which knows the token and is honest."""
     with donor(2) as honest, man_in_the_middle(honest.port, forge_state_under_own_key) as address:
         with pytest.raises(
             HealFailed, match="The request is for incarnation 1 of group 'group-0'; this process is inc"
@@ -218,7 +218,7 @@ def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
 def forge_sum(victim: socket.socket, _: socket.socket) -> None:
     """Take group-1's part in the exchange, with a contribution of another layout's values.
 
-    It is deaf: it could not read what the victim sends, and would close before all that it sends has left.
+    It reads nothing: it could not decode the victim's frames, and would close before all of its own have left.
     """
     forger, mouth = socket.socketpair()
     links = Links(
@@ -251,7 +251,7 @@ def forge_sum(victim: socket.socket, _: socket.socket) -> None:
 
 
 def flip(piece: bytes) -> bytes:
-    """Change one byte in the middle of what is large enough to be a payload."""
+    """Change one byte in the middle of a piece that is large enough to be a payload."""
     at = len(piece) // 2
     return piece if len(piece) < 1000 else piece[:at] + bytes([piece[at] ^ 1]) + piece[at + 1 :]
 

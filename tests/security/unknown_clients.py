@@ -30,7 +30,7 @@ def raw_request(  # noqa: PLR0913 - one argument for each field
 
 
 def assert_ended(sock: socket.socket) -> None:
-    """The other side closes, and says nothing more."""
+    """The other side closes, and sends nothing more."""
     try:
         assert sock.recv(1) == b""
     except ConnectionResetError:
@@ -49,7 +49,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 @contextmanager
-def crowd(port: int, size: int, said: bytes = b"") -> Iterator[list[socket.socket]]:
+def crowd(port: int, size: int, sent: bytes = b"") -> Iterator[list[socket.socket]]:
     """Connections that stay open and say nothing more."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -60,7 +60,7 @@ def crowd(port: int, size: int, said: bytes = b"") -> Iterator[list[socket.socke
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=patience.FAR_S))
             )
             try:
-                socks[-1].sendall(said)
+                socks[-1].sendall(sent)
             except OSError:
                 continue  # it is shown the door already
         yield socks
@@ -75,8 +75,8 @@ _INITIAL_WINDOW_SIZE = 4
 
 
 def streams(count: int, *, path: str, window_bytes: int, body: bytes = b"") -> bytes:
-    """A connection's first bytes: calls of a gRPC method, by a client that accepts only so many bytes of each."""
-    said = _PREFACE + _frame(_SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW_SIZE, window_bytes))
+    """A connection's first bytes: calls of a gRPC method, by a client that accepts only this many bytes of each."""
+    sent = _PREFACE + _frame(_SETTINGS, 0, 0, struct.pack("!HI", _INITIAL_WINDOW_SIZE, window_bytes))
     headers = {
         ":method": "POST",
         ":scheme": "http",
@@ -87,10 +87,10 @@ def streams(count: int, *, path: str, window_bytes: int, body: bytes = b"") -> b
     }
     block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers.items())
     for number in range(count):
-        said += _frame(_HEADERS, _END_HEADERS, 1 + 2 * number, block)
+        sent += _frame(_HEADERS, _END_HEADERS, 1 + 2 * number, block)
         if body:
-            said += _frame(_DATA, 0, 1 + 2 * number, body)
-    return said
+            sent += _frame(_DATA, 0, 1 + 2 * number, body)
+    return sent
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -112,7 +112,7 @@ class Slurm:
             )
 
     def ask(self, *words: str, **environment: str) -> str:
-        """The output of one of Slurm's commands."""
+        """The output of a command of Slurm."""
         done = patience.run(
             words, capture_output=True, env={**self.environment, **environment}, cwd=self.folder
         )
@@ -131,7 +131,7 @@ class Slurm:
         return dict(word.partition("=")[::2] for word in words if "=" in word)
 
     def kill_node(self, node: str) -> None:
-        """As if it had lost power: kill -9 of slurmd, and of all that its jobs run. Slurm is not told."""
+        """As if it had lost power: kill -9 of slurmd, and of all that its jobs run. Slurm is not informed."""
         self.processes.pop(node).kill()
         self._kill_jobs(node)
 

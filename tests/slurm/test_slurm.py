@@ -85,11 +85,11 @@ class Run:
         return [event["step"] for event in events if event["event"] == "step" and event["shards"]]
 
     def passed(self, group: str) -> list[int]:
-        """The steps of which a group has the state, also those that others have computed."""
+        """The steps of which a group has the state, also if others have computed them."""
         return [event["step"] for event in read(self.folder / f"{group}.jsonl") if event["event"] == "step"]
 
     def readied(self, group: str) -> int:
-        """How often a group has healed, as the coordinator tells it."""
+        """How often a group has healed, by the coordinator's events."""
         events = read(self.folder / "events.jsonl")
         return sum(event["event"] == "group_ready" and event["group"] == group for event in events)
 
@@ -131,7 +131,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
     first, second, third = GATES
     run.until_at(first, *ELEMENTS[:GROUPS])
-    # Only one that has caught up takes the place of a group.
+    # Only a spare that has caught up takes the place of a group.
     run.until(lambda: first in run.passed(SPARE), f"the spare to follow to step {first}")
     assert not run.steps(SPARE)
     [lost] = [group for group in ELEMENTS if run.show(group, "NodeList") == "n2"]
@@ -150,12 +150,12 @@ def test_a_node_dies_and_a_group_is_drained_and_the_bits_stay(run: Run) -> None:
     # What Slurm does before the time limit, and before it takes the node for another job.
     before = run.readied(kept)
     run.slurm.ask("scancel", "--signal=TERM", run.element(kept))
-    told = run.folder / kept / "node-0" / "events.jsonl"
-    run.until(lambda: any(event["event"] == "drain_began" for event in read(told)), "the order to leave")
+    seen = run.folder / kept / "node-0" / "events.jsonl"
+    run.until(lambda: any(event["event"] == "drain_began" for event in read(seen)), "the order to leave")
     run.gate(second).touch()
     run.until(lambda: run.readied(kept) > before, f"{kept} to be requeued and to heal")
     assert run.show(kept, "Restarts") == "1"
-    [ended] = [event for event in read(told) if event["event"] == "group_ended"]
+    [ended] = [event for event in read(seen) if event["event"] == "group_ended"]
     # It has finished its step before it left.
     assert (ended["ending"], ended["step"]) == ("drained", second + 1)
     run.gate(third).touch()
@@ -197,7 +197,7 @@ def test_a_coordinator_at_its_time_limit_is_requeued_and_one_that_is_cancelled_i
     with slurm(tmp_path / "slurm") as machine:
         run = Run(machine, tmp_path / "a run")
         environment = {"JAXFT_RUN": str(run.folder), "JAXFT_PORT": str(free_ports(1)[0])}
-        # The limit is a minute, and Slurm tells it a minute before.
+        # The limit is a minute, and Slurm warns a minute before.
         job = run.sbatch("coordinator.sbatch", "coordinator", "--time=1", **environment)
         said = machine.folder / "coordinator.out"
         run.until(lambda: said.exists() and said.read_text().count("leads as") == 2, "the second life")
@@ -223,7 +223,7 @@ def test_a_coordinator_that_is_killed_is_started_again_at_once_and_one_that_cann
         assert (machine.show(job)["JobState"], machine.show(job)["Restarts"]) == ("RUNNING", "0")
         # Its port is taken: by the other one.
         wrong = run.sbatch("coordinator.sbatch", "wrong", "--nodelist=n2", **environment)
-        run.until(lambda: machine.show(wrong)["JobState"] == "FAILED", "the end of the one that cannot start")
+        run.until(lambda: machine.show(wrong)["JobState"] == "FAILED", "the end of the wrong job")
 
 
 def test_a_group_whose_launcher_is_killed_is_requeued(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Etcd:
         patience.wait(self.process)
 
     def ctl(self, *arguments: str) -> Any:
-        """What `etcdctl` says, as an object."""
+        """The answer of `etcdctl`, as an object."""
         endpoint = f"{self.scheme}://{self.endpoint}"
         command = [str(BINARIES / "etcdctl"), "--endpoints", endpoint, "-w", "json", *arguments]
         environment = {**os.environ, "ETCDCTL_API": "3"}
@@ -82,7 +82,7 @@ class Etcd:
         return json.loads(done.stdout) if done.stdout.startswith((b"{", b"[")) else done.stdout
 
     def restore(self, snapshot: Path) -> None:
-        """Go back to what it had when `etcdctl snapshot save` made `snapshot`. It must not run."""
+        """Go back to the state of `snapshot`, made by `etcdctl snapshot save`. It must not run."""
         shutil.rmtree(self.folder / "data")
         peer = f"http://127.0.0.1:{self.ports[1]}"
         command = [str(BINARIES / "etcdutl"), "snapshot", "restore", str(snapshot)]

@@ -66,7 +66,7 @@ def frontier_of(known: Saved) -> int:
 # ---- any ----
 
 numbers = st.integers(0, WIDEST) | st.sampled_from([0, 1, 1 << 32, 1 << 53, WIDEST])
-# Anything that UTF-8 can hold: control characters too, and those that a file sets records apart with.
+# Anything that UTF-8 can hold: control characters too.
 texts = st.text(max_size=20) | st.sampled_from(
     ["", "\n", "\x1ejax", "\0", '"', "\\", "é", "\U0001f525", "a/b"]
 )

@@ -1,4 +1,4 @@
-"""A process that leads and appends, told what to do line by line, and says in JSON what came of it.
+"""A process that leads and appends: it reads commands line by line, and writes results in JSON.
 
     python -m tests.stores.member '{"kind": "file", "folder": ...}' ADDRESS
 

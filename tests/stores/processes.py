@@ -1,4 +1,4 @@
-"""Starts members as real processes, and hears what they say."""
+"""Starts members as real processes, and reads their output."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ PATIENCE_S = 60.0
 class Process:
     process: subprocess.Popen[str]
     log: Path
-    said: "queue.Queue[dict[str, Any] | None]" = field(default_factory=lambda: queue.Queue(0))
+    lines: "queue.Queue[dict[str, Any] | None]" = field(default_factory=lambda: queue.Queue(0))
     heard: list[dict[str, Any]] = field(default_factory=list)
 
     def tell(self, line: str) -> None:
@@ -33,8 +33,8 @@ class Process:
     def hear(self, *events: str) -> dict[str, Any]:
         """The next of these events; others are passed over."""
         while True:
-            found = patience.get(self.said, "its next word")
-            assert found is not None, f"it ended before it said {events}; its log: {self.log.read_text()}"
+            found = patience.get(self.lines, "its next word")
+            assert found is not None, f"it ended before {events}; its log: {self.log.read_text()}"
             self.heard.append(found)
             if found["event"] in events:
                 return found
@@ -60,9 +60,9 @@ class Process:
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         patience.wait(self.process)
-        while (found := patience.get(self.said, "its next word")) is not None:
+        while (found := patience.get(self.lines, "its next word")) is not None:
             self.heard.append(found)
-        self.said.put(None)
+        self.lines.put(None)
         return self.acknowledged
 
     @property
@@ -72,10 +72,10 @@ class Process:
     def listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            # A killed process may leave half a line: what it had not said it has not acknowledged.
+            # A killed process may leave half a line, which acknowledges nothing.
             if line.endswith("\n"):
-                self.said.put(json.loads(line))
-        self.said.put(None)
+                self.lines.put(json.loads(line))
+        self.lines.put(None)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ class Connection:
 
     @property
     def held_request(self) -> bytes:
-        """What the client has sent, and was held."""
+        """The held bytes of the client."""
         return b"".join(self.up.held or [])
 
     def hold(self) -> None:
@@ -47,7 +47,7 @@ class Connection:
             direction.held = direction.held or []
 
     def let_go(self, pieces: int | None = None) -> None:
-        """Deliver what was held; or the first `pieces` of the requests, and then nothing more of them."""
+        """Deliver the held bytes; or the first `pieces` of the requests, and then nothing more of them."""
         held, self.up.held = self.up.held or [], None if pieces is None else []
         self.up.put(held[:pieces])
         back, self.down.held = self.down.held or [], None

@@ -1,4 +1,4 @@
-"""What the tests of both stores share."""
+"""Shared by the tests of both stores."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def written(store: EtcdStore | FileStore, *appends: list[Record]) -> Opened:
-    """Append; return what it knew before."""
+    """Append; return the contents before."""
     opened = await store.open("a:1")
     for append in appends:
         await store.append(append)

@@ -43,7 +43,7 @@ def test_a_leader_goes_on_when_etcd_is_killed_and_comes_back(
 
 
 def test_a_leader_notices_that_etcd_was_restored_from_an_older_snapshot(tmp_path: Path):
-    """Else it would write the next decision beside older ones, and the next leader would take a mixture of both."""
+    """Else it would write the next decision among older ones, and the next leader would take a mixture of both."""
 
     async def scenario() -> None:
         with etcd_in(tmp_path) as etcd:
@@ -57,7 +57,7 @@ def test_a_leader_notices_that_etcd_was_restored_from_an_older_snapshot(tmp_path
             await asyncio.to_thread(etcd.start)
             older = (
                 rf"etcd at {etcd.endpoint} has forgotten decisions .* \(it has write '{opened.term}/1', not "
-                rf"'{opened.term}/2'\)\. Each job goes on"
+                rf"'{opened.term}/2'\)\. Each job continues"
             )
             with pytest.raises(StoreLost, match=older):
                 await store.append([examples.moved(3)])

@@ -1,4 +1,4 @@
-"""A store in a folder whose system calls fail one after the other, and a process that dies at one of them."""
+"""A store in a folder whose system calls fail one after the other, and a process that dies at each."""
 
 import contextlib
 import errno
@@ -37,11 +37,13 @@ DEATHS = (
 def append_until(process: Process, step: int) -> int:
     """Append until a step is durable, however often it fails; return how often that was."""
     failures = 0
-    while (said := process.ask("one", "acknowledged", "failed"))["step"] < step or said["event"] == "failed":
-        if said["event"] == "failed":
+    while (output := process.ask("one", "acknowledged", "failed"))["step"] < step or output[
+        "event"
+    ] == "failed":
+        if output["event"] == "failed":
             failures += 1
-            assert "Nothing was written" in said["why"]
-            assert said["errno"] in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+            assert "Nothing was written" in output["why"]
+            assert output["errno"] in (errno.ENOSPC, errno.EIO, errno.EDQUOT)
     return failures
 
 
@@ -66,13 +68,13 @@ def test_no_decision_is_lost_or_made_up_wherever_the_process_dies(tmp_path: Path
                 process.tell("one\n" * STEPS)
             acknowledged = process.end()
             assert len(acknowledged) < STEPS, f"{death}: it lives on"
-            led = [said for said in process.heard if said["event"] == "leads"]
+            led = [output for output in process.heard if output["event"] == "leads"]
             assert led or not acknowledged, death
-            for said in led:
+            for output in led:
                 # One append may have been durable before any group received it.
-                assert said["step"] in (step, step + 1), death
-                assert said["term"] > term, death
-                step, term = said["step"], said["term"]
+                assert output["step"] in (step, step + 1), death
+                assert output["term"] > term, death
+                step, term = output["step"], output["term"]
             assert acknowledged == list(range(step + 1, step + 1 + len(acknowledged))), death
             step += len(acknowledged)
             if (folder / "decisions.sqlite3").exists():
@@ -87,9 +89,9 @@ def test_a_file_system_without_locks_is_said(tmp_path: Path, code: str):
         before = injection.failing(f"flock:error={code}")
         process = members.start("a:1", before=before, kind="file", folder=folder)
         assert process.end() == []
-        said = process.log.read_text()
-    assert f"cannot lock {folder / 'lock'}: " in said
-    assert "Its file system has no locks: name a folder on a disk of this machine, or use --etcd" in said
+        output = process.log.read_text()
+    assert f"cannot lock {folder / 'lock'}: " in output
+    assert "Its file system has no locks: name a folder on a disk of this machine, or use --etcd" in output
 
 
 def test_a_machine_without_descriptors_is_said_with_the_limit(tmp_path: Path):
@@ -98,6 +100,6 @@ def test_a_machine_without_descriptors_is_said_with_the_limit(tmp_path: Path):
         before = injection.failing("/^mkdir:error=ENFILE")
         process = members.start("a:1", before=before, kind="file", folder=folder)
         assert process.end() == []
-        said = process.log.read_text()
-    assert f"cannot keep the coordinator's state in {folder}: Too many open files in system" in said
-    assert "Raise the limit on open files (ulimit -n" in said
+        output = process.log.read_text()
+    assert f"cannot keep the coordinator's state in {folder}: Too many open files in system" in output
+    assert "Raise the limit on open files (ulimit -n" in output

@@ -68,7 +68,7 @@ def test_who_stands_by_takes_over_when_the_leader_is_killed(tmp_path: Path):
             time.sleep(0.01)
         first.tell("forever")
         until_step(first, 100)
-        assert second.said.empty()
+        assert second.lines.empty()
         acknowledged = first.kill()
         taken = second.hear("leads")
         assert taken["term"] > led["term"]
@@ -104,7 +104,7 @@ def test_a_limit_on_the_files_size_fails_the_append_and_nothing_else(tmp_path: P
         process = members.start("a:1", kind="file", folder=folder)
         process.hear("leads")
         process.ask("one", "acknowledged")
-        # The kernel writes what fits, and says no to the rest.
+        # The kernel writes as many bytes as fit, and refuses the rest.
         process.ask(f"limit {(folder / f'{FILE}-wal').stat().st_size + 30}", "limited")
         failed = process.ask("big 50000", "failed")
         assert failed["errno"] == errno.EIO
@@ -147,7 +147,7 @@ def test_a_full_disk_fails_the_append_and_nothing_else(tmp_path: Path):
         assert "The disk is full: free some space" in failed["why"]
         fill(ballast)
         acknowledged = until_failed(process)
-        # Its last block is full to the brim; more room, and it goes on where it stood.
+        # Its last block is full to the brim; with more room, it continues.
         ballast.unlink()
         assert process.ask("one", "acknowledged")["step"] == acknowledged + 1
         assert process.ask("big 5000", "acknowledged")["step"] == acknowledged + 2
@@ -167,10 +167,10 @@ def until_failed(process: Process) -> int:
     """Append until there is no room; return the last step that was acknowledged."""
     step = 0
     while True:
-        said = process.ask("one", "acknowledged", "failed")
-        if said["event"] == "failed":
+        output = process.ask("one", "acknowledged", "failed")
+        if output["event"] == "failed":
             return step
-        step = said["step"]
+        step = output["step"]
 
 
 def test_the_lock_says_who_leads(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""What is written down comes back as it was, and nothing else is taken for it."""
+"""A written record comes back as it was, and foreign bytes are no record."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "reason"),
     [
         (b"", "not JSON"),
         (b"\xff\xfe", "not JSON"),
@@ -69,8 +69,8 @@ def changed(value: Any, path: tuple[Any, ...], to: Any) -> Any:
         (b'{"v":5,"kind":"moved","job":"\\ud800","quorum_id":1,"step":1}', "UTF-8"),
     ],
 )
-def test_foreign_bytes_are_refused_with_what_is_wrong(data: bytes, says: str):
-    with pytest.raises(RecordError, match=says):
+def test_foreign_bytes_are_refused_with_what_is_wrong(data: bytes, reason: str):
+    with pytest.raises(RecordError, match=reason):
         decode(data)
 
 

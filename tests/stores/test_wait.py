@@ -1,4 +1,4 @@
-"""What the log says of a wait for the store: what for, since when, and how often."""
+"""The lines in the log about a wait for the store: reason, length and number."""
 
 import logging
 import re
@@ -16,7 +16,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     return clock
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[int]:
+def logged_s(caplog: pytest.LogCaptureFixture) -> list[int]:
     """The seconds in the lines of the log."""
     return [int(seconds) for seconds in re.findall(r"\(for (\d+) s\)", caplog.text)]
 
@@ -32,7 +32,7 @@ def test_a_wait_is_said_again_each_time_it_has_doubled(
     for _ in range(100):
         wait.say("stands by: a leads")
         clock.now_s += 1.0
-    assert said(caplog) == expected
+    assert logged_s(caplog) == expected
 
 
 def test_the_time_of_a_wait_is_of_what_it_waits_for_now(
@@ -47,5 +47,5 @@ def test_the_time_of_a_wait_is_of_what_it_waits_for_now(
     for second in range(20):
         wait.say("waiting for etcd", f"member {second % 3} does not answer")
         clock.now_s += 1.0
-    assert said(caplog) == [0, 5, 10]
+    assert logged_s(caplog) == [0, 5, 10]
     assert "waiting for etcd: member 2 does not answer (for 5 s)" in caplog.text

@@ -50,7 +50,7 @@ class Actions:
     def enabled(self) -> bool:
         return self._secret is not None
 
-    def act(self, said: Mapping[str, Any], token: str, peer: str) -> Outcome:
+    def act(self, request: Mapping[str, Any], token: str, peer: str) -> Outcome:
         """Carry out an action."""
         if self._secret is None:
             return Outcome(
@@ -58,18 +58,18 @@ class Actions:
                 "actions are off: start the coordinator with --http-actions and --token-file. Without them, SIGTERM "
                 "to a group's process drains it",
             )
-        action, job, group, why = (said.get(name, "") for name in ("action", "job", "group", "reason"))
+        action, job, group, why = (request.get(name, "") for name in ("action", "job", "group", "reason"))
         if not all(map(_is_text, (action, job, group, why))):
             return Outcome(400, "action, job, group and reason must be texts")
         holder = self._holder(job, token)
         if not holder:
             outcome = Outcome(
                 401,
-                f"the bearer token is neither that of job {job[:200]!r} nor the operator's: `jaxft-coordinator "
-                "token --help` tells how to print both. The coordinator has read its secret when it started",
+                f"the bearer token is neither the token of job {job[:200]!r} nor the operator's: `jaxft-coordinator "
+                "token --help` explains how to print both. The coordinator has read its secret when it started",
             )
         elif action not in ACTIONS:
-            outcome = Outcome(400, f"the action must be one of {', '.join(ACTIONS)}, not {action[:40]!r}")
+            outcome = Outcome(400, f"the action must be evict, drain, pause or resume, not {action[:40]!r}")
         elif group and action not in GROUP_ACTIONS:
             outcome = Outcome(400, f"{action} is for a whole job: leave out the group, {group[:200]!r}")
         elif not group and action in GROUP_ACTIONS:
@@ -97,7 +97,7 @@ class Actions:
         keys = {"operator": credentials.operator_key(self._secret)}
         if job:
             keys["job"] = credentials.job_key(self._secret, job)
-        # Compares with all, so that the time says nothing.
+        # Compare with all keys: the time then reveals nothing.
         found = [name for name, key in keys.items() if hmac.compare_digest(key.hex().encode(), given)]
         return found[0] if found else ""
 
@@ -112,12 +112,12 @@ class Actions:
                 done = f"group {group!r} is drained: it finishes its step, and its process ends with status 0"
             case _:
                 problem = self._jobs.pause(job, paused=action == "pause")
-                done = f"job {job!r} {'pauses after its current step' if action == 'pause' else 'goes on'}"
+                done = f"job {job!r} {'pauses after its current step' if action == 'pause' else 'continues'}"
         return Outcome(404, problem) if problem else Outcome(200, done)
 
 
 def _named(action: str) -> str:
-    """An action for the log. What is none is quoted, so that it cannot pass for another line."""
+    """An action for the log. Anything else is quoted, so that it cannot pass for another line."""
     return action if action in ACTIONS else f"{action[:40]!r}"
 
 

@@ -22,7 +22,7 @@ from jaxft_coordinator.observe.observer import Observer
 from jaxft_coordinator.shell._server import Server
 
 MAX_BODY_BYTES = 4096
-# Pages need nothing from elsewhere, and no other site may frame the page or read what it shows.
+# Pages need nothing from elsewhere, and no other site may frame or read them.
 _HEADERS = [
     (
         b"content-security-policy",

@@ -21,7 +21,7 @@ _log.addFilter(RateLimitFilter())
 
 # Viewers, scrapers and probes.
 MAX_CONNECTIONS = 128
-# For a handshake, for a whole request, and for a client to take anything of what is sent.
+# For a handshake, for a whole request, and for a client to take any byte of an answer.
 TIMEOUT_S = 15.0
 # Until it is looked again for room, or after an error of accept(2), such as out of descriptors.
 _PAUSE_S = 0.1
@@ -134,7 +134,7 @@ class Door:
             self._guests[address[:2]] = guest
 
     def _has_room(self) -> bool:
-        """Whether one more may come in; if not, end one that is idle."""
+        """Whether one more may come in; if not, end an idle one."""
         self.end_idle()
         too_many = len(self._guests) + 1 - MAX_CONNECTIONS
         if too_many <= 0:
@@ -153,7 +153,7 @@ class Door:
             )
         except OSError:
             pass  # the client has gone, is too slow, speaks no TLS, or refuses the certificate
-        except Exception:  # what a client does must not end the port
+        except Exception:  # no client may end the port
             _log.exception("a connection to the HTTP port failed in its TLS handshake")
         finally:
             if guest.protocol is None:

@@ -34,7 +34,7 @@ def read(server: Server, observer: Observer) -> list[Metric]:
 
 
 def as_text(metrics: list[Metric]) -> bytes:
-    """Return metrics, and those of this process, in Prometheus' text format. For a thread beside the loop."""
+    """Return metrics, also of this process, in Prometheus' text format. For a thread."""
     registry = CollectorRegistry()
     registry.register(_Read(metrics))
     ProcessCollector(registry=registry)
@@ -90,7 +90,7 @@ def _of_the_coordinator(server: Server, observer: Observer) -> Iterator[Metric]:
     failures = CounterMetricFamily(
         "jaxft_job_failures", "Errors of the coordinator that stopped a job.", labels=["job"]
     )
-    # From 0 on: what an alert sees of a counter is how it grows, and not with which value it comes.
+    # From 0 on: alerts see the growth of a counter, not its first value.
     for name in sorted(observer.jobs.keys() | jobs.failures.keys()):
         failures.add_metric([name], jobs.failures[name])
     yield failures
@@ -168,7 +168,7 @@ def _of_job(watched: WatchedJob, now_s: float) -> Iterator[tuple[str, str, float
 
 
 def _waits(job: Job, standing: Standing) -> bool:
-    """Whether groups wait for a quorum. Before the first one, those that compile do not."""
+    """Whether groups wait for a quorum. Before the first one, compiling groups do not."""
     if standing is Standing.STARTING:
         return any(group.phase is not GroupPhase.PRESENT for group in job.groups.values())
     return standing in (Standing.WAITING, Standing.PAUSED) and bool(job.groups)
@@ -195,7 +195,7 @@ def _of_groups(jobs: list[WatchedJob], now_s: float) -> Iterator[Metric]:
     )
     lost = CounterMetricFamily(
         "jaxft_group_badput_seconds",
-        "Time of a group that was lost, by what it was lost to.",
+        "Time that a group lost, by source of the loss.",
         labels=["job", "group", "source"],
     )
     for watched in _with_series_of_groups(jobs):

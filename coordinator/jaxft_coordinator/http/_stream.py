@@ -1,4 +1,4 @@
-"""Server-sent events: each viewer gets events as they come, and once a second the state of what it looks at."""
+"""Server-sent events: each viewer gets events as they come, and once a second the state of its job or of all jobs."""
 
 import asyncio
 import logging
@@ -88,14 +88,14 @@ class Streams:
         unlisten = self._observer.listen(hear)
         try:
             loop = asyncio.get_running_loop()
-            due_s, said = loop.time(), ""
+            due_s, shown = loop.time(), ""
             while not viewer.ended:
                 if loop.time() >= due_s:
                     due_s = loop.time() + STATE_EVERY_S
                     state = self._state(job)
                     # A comment keeps proxies from closing a quiet stream.
-                    yield b": \n\n" if state == said else _event("state", state)
-                    said = state
+                    yield b": \n\n" if state == shown else _event("state", state)
+                    shown = state
                 wake.clear()
                 while unread:
                     number, text = unread.popleft()

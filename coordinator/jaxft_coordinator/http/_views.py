@@ -45,9 +45,7 @@ def who_leads(server: Server) -> str:
         return ""
     if server.leader:
         return f"this coordinator stands by, and {server.leader} leads: ask the HTTP port of that one"
-    return (
-        "this coordinator does not lead yet, and knows of no other that does: its log says what it waits for"
-    )
+    return "this coordinator does not lead yet, and knows of no other that does: see its log"
 
 
 def summary(watched: WatchedJob, jobs: Jobs, now_s: float) -> Json:
@@ -75,7 +73,7 @@ def summary(watched: WatchedJob, jobs: Jobs, now_s: float) -> Json:
 
 
 def state(watched: WatchedJob) -> str:
-    """Return what a job is doing: "idle" if it has not finished and no group is connected."""
+    """Return the activity of a job: "idle" if it has not finished and no group is connected."""
     assert watched.job is not None
     standing = watched.account.standing.value
     return standing if watched.job.groups or standing == "finished" else "idle"

@@ -41,7 +41,7 @@ class HttpPort:
     Args:
         bind: `host:port`; port 0 takes a free one, which `port` then holds.
         server: the coordinator.
-        observer: what it is observed by.
+        observer: its view of the jobs.
         secret: from which the tokens derive that allow actions; None: no actions.
         cert: certificate to serve with, in PEM form; None: no encryption.
         key: its private key.
@@ -114,14 +114,14 @@ class HttpPort:
             Exception: a part failed. The coordinator does not go on without what people see of it.
         """
         async with asyncio.TaskGroup() as tasks:
-            beside = (
+            others = (
                 tasks.create_task(self._tick_forever()),
                 tasks.create_task(
                     self._door.accept(listening, self._protocol, self._uvicorn.server_state.connections)
                 ),
             )
             await self._uvicorn.serve(sockets=[])
-            for task in beside:
+            for task in others:
                 task.cancel()
 
     def _protocol(self) -> asyncio.Protocol:
@@ -144,7 +144,7 @@ def _listening(bind: str) -> list[socket.socket]:
         if host in ("", "::") and socket.has_dualstack_ipv6():
             everywhere = socket.create_server(("::", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
             return [everywhere]
-        # gRPC takes both for this name, whatever the machine's list of hosts says.
+        # gRPC takes both for this name, whatever /etc/hosts has.
         hosts = (
             ("127.0.0.1", *(("::1",) if socket.has_dualstack_ipv6() else ()))
             if host == "localhost"

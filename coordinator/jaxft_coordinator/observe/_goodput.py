@@ -1,7 +1,7 @@
-"""Goodput: how much of a job's time was productive, and what the rest was lost to.
+"""Goodput: the productive part of a job's time, and the sources of loss.
 
 Time here is wall time of the job as a whole, as its coordinator sees it, from when its first group connects. It is
-either productive or lost to one `Source`; the names are those of ml-goodput where one fits. A step that is committed
+either productive or lost to one `Source`; the names come from ml-goodput where possible. A step that is committed
 at its first attempt is productive from its start to its last vote; the rest of its time, in which members were away
 (evaluating, saving, loading data between two calls), the coordinator was suspended, or its store did not answer, is
 OTHER. A step that had to be retried is productive for as long as such a step usually takes; the rest of it is the
@@ -29,7 +29,7 @@ class Source(enum.Enum):
 
 
 class Standing(enum.Enum):
-    """What a job is doing."""
+    """The activity of a job."""
 
     STARTING = "starting"  # groups connect and compile; there has been no quorum yet
     TRAINING = "training"  # there is a quorum

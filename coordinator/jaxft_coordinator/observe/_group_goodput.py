@@ -1,8 +1,8 @@
-"""Goodput of one group: how much of its time was productive, and what the rest was lost to.
+"""Goodput of one group: the productive part of its time, and the sources of loss.
 
 While a group takes part, its time is booked as its job's is: each step's productive and lost seconds count for each
-member. In its other states the state says what the time is lost to. What a group has spent on a step that it leaves
-before the commit is lost progress. A spare that stands by, a group that ended on purpose, and the time in which the
+member. Its other states name the source of loss. The time in a step that a group leaves before the commit is lost
+progress. A spare that stands by, a group that ended on purpose, and the time in which the
 job is paused or has finished are not counted: nothing is lost to them.
 """
 

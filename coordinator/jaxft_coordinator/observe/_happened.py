@@ -1,4 +1,4 @@
-"""What has happened in a job, found by comparing two of its states: the events that people see.
+"""The events of a job that people see, found by comparing two of its states.
 
 docs/operate-api.md documents them. The comparison is pure. It runs once for each change of a job that the coordinator
 announces, and not for votes and heartbeats, of which people see only whether a group is away.
@@ -21,7 +21,7 @@ from jaxft_protocol.messages import (
 )
 from jaxft_protocol.names import DRAINED, ENDED, LEFT
 
-# A quorum may have a thousand members: an event lists at most so many names.
+# A quorum may have a thousand members: an event lists at most this many names.
 MAX_LISTED = 50
 
 
@@ -86,7 +86,7 @@ def _quorum(quorum: NewQuorum) -> Happened:
     if quorum.joined:
         more["joined"] = [change.group for change in quorum.joined[:MAX_LISTED]]
     if quorum.left:
-        more["left"] = [{"group": one.group, "reason": one.reason} for one in quorum.left[:MAX_LISTED]]
+        more["left"] = [{"group": each.group, "reason": each.reason} for each in quorum.left[:MAX_LISTED]]
     return Happened("quorum_changed", step=int(quorum.step), quorum_id=int(quorum.quorum_id), more=more)
 
 
@@ -105,7 +105,7 @@ def _departures(
 
 
 def _step_of(group: Group, job: Job) -> int:
-    """Return the job's step for a group that heals, takes part or leaves; for others, that of their state."""
+    """Return the job's step for a group that heals, takes part or leaves; for others, the step of their state."""
     follows = group.phase in (GroupPhase.HEALING, GroupPhase.MEMBER, GroupPhase.LEAVING)
     return int(job.frontier.step if follows and job.frontier is not None else group.step)
 

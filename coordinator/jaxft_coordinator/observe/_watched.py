@@ -1,4 +1,4 @@
-"""What is kept about one job for people."""
+"""The records about each job and its groups, for people."""
 
 import time
 from bisect import bisect_left
@@ -21,7 +21,7 @@ KEPT_EVENTS = 300
 KEPT_POINTS = 600
 GONE = "gone"
 PARTS = ("compute", "exchange", "vote", "apply")
-# Why an attempt was repeated: the event of the first kind says of whom.
+# Why an attempt was repeated. An event names the lost members.
 RETRIED = ("lost a member", "failed")
 DEPARTURES = {
     "group_lost": "lost",
@@ -34,7 +34,7 @@ DEPARTURES = {
 
 @dataclass
 class WatchedGroup:
-    """What is kept about one group, over all its lives."""
+    """The records about one group, over all its lives."""
 
     state: str
     since_s: float  # when it entered that state, on the monotonic clock
@@ -120,7 +120,7 @@ class WatchedJob:
             self._book(group, now_s)
 
     def move_groups(self, now_s: float, unix_s: float, most_gone: int) -> None:
-        """Note in which state each group is now, and forget all but the last `most_gone` of those that are gone."""
+        """Note in which state each group is now, and forget all but the last `most_gone` departed groups."""
         assert self.job is not None
         for name, group in self.job.groups.items():
             state = state_of(group.phase)
@@ -142,7 +142,7 @@ class WatchedJob:
         group.account.moves_to(how, self.account, now_s)
 
     def sampled(self, name: GroupName, sample: Sample) -> None:
-        """Take in what a group says that it has done."""
+        """Take in a sample of a group's steps."""
         group = self.groups.get(name)
         if group is None:
             return
@@ -170,7 +170,7 @@ class WatchedJob:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """What the job's groups say of their training, from the member with the first name that says something."""
+        """The values that a training program shows, from the first member by name that shows any."""
         for name in sorted(self.groups):
             group = self.groups[name]
             if group.sample is not None and group.sample.values and group.state == GroupPhase.MEMBER.value:
@@ -208,7 +208,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """Count `value`, as often as said."""
+        """Count `value` this many times."""
         self.counts[bisect_left(SECONDS, value)] += times
         self.sum += value * times
 

@@ -1,8 +1,8 @@
-"""Follows all jobs of a coordinator, beside their state machines, for the people who operate them.
+"""Follows all jobs of a coordinator, outside of their state machines, for the people who operate them.
 
-The coordinator tells it of each change that it announces (`saw`), and of what groups say of their steps
-(`sampled`). It keeps what `/metrics`, the API and the page show, and passes events on to those who listen. It decides
-nothing, and an error in it stops no job.
+It sees each change that the coordinator announces (`saw`), and the groups' samples of their steps (`sampled`). It
+keeps the facts of `/metrics`, the API and the page, and passes events on to its listeners. It decides nothing, and an
+error in it stops no job.
 """
 
 import json
@@ -21,7 +21,7 @@ from jaxft_coordinator.observe._watched import Histogram, WatchedJob
 _log = logging.getLogger("jaxft_coordinator.observe")
 _log.addFilter(RateLimitFilter())
 
-# Events of one job: a burst is what founding a job of two thousand groups takes, and then so many a second.
+# Events of one job: a burst, as when two thousand groups found a job; then this rate per second.
 BURST = 8000
 EVENTS_PER_S = 50.0
 
@@ -54,10 +54,9 @@ class Observer:
 
     @staticmethod
     def interested(before: Job, job: Job, event: Event, effects: Sequence[Effect]) -> bool:
-        """Whether `saw` must be told of an event, which made `job` of `before`.
+        """Whether `saw` must see an event, which made `job` of `before`.
 
-        Not of votes and ticks from which nothing follows, nor of heartbeats, unless a group says that it is away from
-        training, or back.
+        Not votes and ticks without effects, nor heartbeats, unless a group leaves its training loop, or is back.
         """
         if effects:
             return True
@@ -102,8 +101,8 @@ class Observer:
     def tell(self, job: str, found: Happened, unix_s: float | None = None) -> None:
         """Keep an event, and pass it to all listeners. `unix_s`: when it happened, if that is not now."""
         unix_s = time.time() if unix_s is None else unix_s
-        for one in self._allowed(job, found, unix_s):
-            self._pass_on(job, one, unix_s)
+        for each in self._allowed(job, found, unix_s):
+            self._pass_on(job, each, unix_s)
 
     def tick(self) -> None:
         """A second has passed."""
@@ -140,13 +139,13 @@ class Observer:
         """Bound what one job's events can take: nothing, or the event, after a count of those dropped before."""
         left, since_s, dropped = self._allowance.get(job, (BURST, unix_s, 0))
         left = min(BURST, left + EVENTS_PER_S * max(0.0, unix_s - since_s))
-        told = (Happened("events_dropped", more={"count": dropped}), found) if dropped else (found,)
-        if left < len(told):
+        events = (Happened("events_dropped", more={"count": dropped}), found) if dropped else (found,)
+        if left < len(events):
             self.dropped += 1
             self._allowance[job] = (left, unix_s, dropped + 1)
             return ()
-        self._allowance[job] = (left - len(told), unix_s, 0)
-        return told
+        self._allowance[job] = (left - len(events), unix_s, 0)
+        return events
 
     def _failed(self, job: str) -> None:
         self.errors += 1

@@ -47,7 +47,7 @@ class Admission:
         """Forget a stream, which was admitted or has ended."""
         self._waiting.pop(session, None)
 
-    def refusal(self, session: SessionId, hello: Hello, said: pb.Hello) -> str:
+    def refusal(self, session: SessionId, hello: Hello, sent: pb.Hello) -> str:
         """Why a stream is not admitted; "" if it is."""
         if self._secret is None:
             return ""
@@ -56,30 +56,30 @@ class Admission:
             "`Network(token=...)` or in the environment variable JAXFT_TOKEN. The coordinator has read that file "
             "when it started"
         )
-        if not said.proof:
+        if not sent.proof:
             return (
                 "only groups that know their job's key are admitted, and group "
                 f"{hello.group!r} sent no proof: {advice}"
             )
         key = credentials.job_key(self._secret, hello.job)
         if not credentials.is_proof(
-            said.proof, credentials.group_proof(key, hello, **self._nonces(session, said))
+            sent.proof, credentials.group_proof(key, hello, **self._nonces(session, sent))
         ):
             return (
                 f"group {hello.group!r} does not prove that it knows the key of job {hello.job!r}: {advice}"
             )
         return ""
 
-    def seals(self, session: SessionId, hello: Hello, said: pb.Hello) -> tuple[Seal, Seal] | None:
+    def seals(self, session: SessionId, hello: Hello, sent: pb.Hello) -> tuple[Seal, Seal] | None:
         """The seals of the messages to an admitted group, and from it; None without a secret."""
         if self._secret is None:
             return None
         key = credentials.job_key(self._secret, hello.job)
-        to_group, from_group = credentials.stream_keys(key, hello, **self._nonces(session, said))
+        to_group, from_group = credentials.stream_keys(key, hello, **self._nonces(session, sent))
         return Seal(to_group), Seal(from_group)
 
-    def _nonces(self, session: SessionId, said: pb.Hello) -> dict[str, bytes]:
-        return {"coordinator_nonce": self._waiting[session][1], "group_nonce": said.nonce}
+    def _nonces(self, session: SessionId, sent: pb.Hello) -> dict[str, bytes]:
+        return {"coordinator_nonce": self._waiting[session][1], "group_nonce": sent.nonce}
 
 
 def no_room(hello: Hello, job: Job | None, served: Iterable[str]) -> str:
@@ -124,7 +124,7 @@ def names_problem(hello: Hello) -> str:
 
 
 def _too_long_addresses(hello: Hello, job: Job) -> str:
-    """Why the addresses of a job would be too long with those of one more group; "" if they are not."""
+    """Why the addresses of a job would be too long with one more group; "" if they are not."""
     others = [group.address for name, group in job.groups.items() if name != hello.group]
     sent_bytes = (len(others) + 1) * sum(map(_most_bytes, (*others, hello.address)))
     if sent_bytes <= limits.MAX_ADDRESSES_BYTES:

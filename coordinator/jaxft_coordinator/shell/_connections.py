@@ -5,7 +5,7 @@ nothing from it would keep the connection, and its memory, forever. So this look
 connection to the port that is not an admitted group's counts as unauthenticated.
 
 It also sees whether gRPC accepts connections. After some errors of accept(2), such as ENFILE or ENOBUFS, gRPC never
-accepts again, and says so only in its log. The kernel still completes TCP handshakes, so groups would wait for a
+accepts again, and only its log shows that. The kernel still completes TCP handshakes, so groups would wait for a
 coordinator that looks alive.
 """
 
@@ -110,7 +110,7 @@ def peer_of(name: str) -> Peer | None:
 
 
 def _peer(fd: int, port: int) -> Peer | None:
-    """The other end of a connection to a port; None if the descriptor is not, or no longer, that of such a one."""
+    """The other end of a connection to a port; None if the descriptor is not, or no longer, such a connection."""
     with contextlib.suppress(OSError), _borrowed(fd) as sock:
         if _is_at(sock, port):
             host, peer_port = sock.getpeername()[:2]
@@ -121,7 +121,7 @@ def _peer(fd: int, port: int) -> Peer | None:
 def _waiting_at(fd: int, port: int) -> tuple[int, int]:
     """How many connections to a port wait to be accepted, and beyond how many its queue is full.
 
-    0 of 0 if the descriptor is not that of its listener.
+    0 of 0 if the descriptor is not its listener.
     """
     with contextlib.suppress(OSError), _borrowed(fd) as sock:
         if _is_at(sock, port) and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

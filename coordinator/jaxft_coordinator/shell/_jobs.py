@@ -3,7 +3,7 @@
 One asyncio loop owns every job, so there is no lock. With a store, effects wait until the durable part of a decision
 is written (`_journal.py`).
 
-Jobs are isolated from each other. A failure while one of them handles an event (an error in the machine, a record
+Jobs are isolated from each other. A failure while a job handles an event (an error in the machine, a record
 that the store refuses, a message that cannot be encoded) stops that job: its groups get a message, and it resumes
 from its last record when they come back. A failure caused by one session ends that session.
 """
@@ -47,14 +47,14 @@ _log = logging.getLogger("jaxft_coordinator")
 
 # How often to look for jobs to forget.
 _FORGET_EVERY_S = 10.0
-# In units of the heartbeat timeout: a group whose process lives, for it answers pings, may send nothing for so long.
+# How long a group may send nothing while its process answers pings, in heartbeat timeouts.
 SILENT_TIMEOUTS = 12
 # Random bits in the heal ids of a coordinator without a store, which forgets those given out before.
 _LIFE_BITS = 31
 
 
 class Outside(Protocol):
-    """What a coordinator takes from its machine: two clocks."""
+    """Two clocks of the machine."""
 
     def monotonic(self) -> float: ...
 
@@ -86,7 +86,7 @@ class Jobs:
         streams: where decisions are announced.
         forget_after_s: how long a job that finished, or never committed a step, is remembered after its last group
             has left.
-        observer: sees what is announced; None: nothing is observed.
+        observer: sees each announced change; None: nothing is observed.
         clocks: of this machine.
     """
 
@@ -140,7 +140,7 @@ class Jobs:
         assert self._journal is not None
         return (
             f"the store has not taken its last decision for {self._journal.blocked_s(name):.0f} s. The coordinator's "
-            "log says why"
+            "log has the reason"
         )
 
     def refusal(self, name: str) -> str:
@@ -194,7 +194,7 @@ class Jobs:
         return self._options.heartbeat_timeout_s
 
     def overdue_s(self, session: SessionId) -> float:
-        """For how long an open session has said nothing, if it is longer than heartbeats take to come; else 0."""
+        """How long an open session has been silent, if longer than heartbeats take to come; else 0."""
         silent_s = self._clocks.monotonic() - self._heard_s.get(session, math.inf)
         return silent_s if silent_s > self._options.heartbeat_timeout_s / 2 else 0.0
 
@@ -230,7 +230,7 @@ class Jobs:
         elif (
             not is_hello and isinstance(event, Received | SessionClosed) and event.session not in job.sessions
         ):
-            return  # the job has ended this session, and tells the group once that is durable
+            return  # the job has ended this session, and the group will hear once that is durable
         if is_hello:
             self._stopped.discard(name)
         now_s = self._clocks.monotonic()
@@ -330,7 +330,7 @@ class Jobs:
     def _stop(self, job: Job, again: Job, where: str, error: Exception) -> None:
         """End all sessions of `job` with the reason; keep it as `again` until a group comes back.
 
-        Also sessions that the job has ended already: if a record was refused, no one has told them.
+        Also sessions that the job has ended already: if a record was refused, they have not heard.
         """
         name = job.name
         self._jobs[name] = replace(again, idle_since=int(self._clocks.time()))
@@ -388,7 +388,7 @@ class Jobs:
         except Exception as error:
             job = self._jobs.get(name)
             if last or job is None:
-                _log.exception("[%s] could not be told that it ends", name)
+                _log.exception("[%s] could not be informed that it ends", name)
                 return
             again = durable.begun_again(job, self._clocks.monotonic())
             self._stop(job, again, "to announce a decision", error)
@@ -416,7 +416,7 @@ class Jobs:
             self.step(name, Suspended(seconds))
 
     def _is_blocked(self, name: str) -> bool:
-        """Whether the job's groups wait for a record to be written: then their silence says nothing about them."""
+        """Whether the job's groups wait for a record to be written: then their silence means nothing."""
         limit_s = self._options.heartbeat_timeout_s / 5
         return self._journal is not None and self._journal.blocked_s(name) > limit_s
 

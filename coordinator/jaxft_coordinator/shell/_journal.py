@@ -44,7 +44,7 @@ class Journal:
         store: an open store.
         known: the jobs that it remembers.
         on_refused: called with the name of a job whose record the store rejects as invalid, and with the error. The
-            job's pending entries are dropped; `known` has what was durable before them.
+            job's pending entries are dropped; `known` keeps the durable state before them.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Journal:
         self._on_refused = on_refused
         self._pipes: dict[str, deque[_Entry]] = {}
         self._retry_at: dict[str, float] = {}  # jobs whose last append failed, and when to try the next
-        self._mention_s: dict[str, float] = {}  # when a failure is logged again; "" for one of all jobs
+        self._mention_s: dict[str, float] = {}  # when a failure is logged again; "" for all jobs
         self._more = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
 
     def blocked_s(self, job: str) -> float:
-        """How long this job's groups could be told nothing, because a record is being written."""
+        """How long this job's groups have heard nothing because a record is being written."""
         pipe = self._pipes.get(job)
         return time.monotonic() - pipe[0].since_s if pipe else 0.0
 
@@ -130,7 +130,7 @@ class Journal:
                 self._empty.set()
 
     async def _one_by_one_or(self, jobs: Sequence[str], give_up: Callable[[str, E], None], error: E) -> None:
-        """After one of several jobs has failed all, write each by itself; if it was a single job, give up on it."""
+        """After a job has failed several, write each by itself; give up on a single job."""
         if len(jobs) == 1:
             give_up(jobs[0], error)
             return

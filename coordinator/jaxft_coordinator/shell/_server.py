@@ -50,7 +50,7 @@ from jaxft_coordinator.shell._connections import Connections, peer_of
 from jaxft_coordinator.shell._jobs import Jobs
 from jaxft_coordinator.shell._leading import Leading
 from jaxft_coordinator.shell._services import SERVICE, Health, add_port, make_server
-from jaxft_coordinator.shell._session import ALIVE, GroupSession, said
+from jaxft_coordinator.shell._session import ALIVE, GroupSession, body
 from jaxft_coordinator.shell.limits import JobLog
 from jaxft_coordinator.stores import Store, TimedStore
 
@@ -258,7 +258,7 @@ class Server(pb_grpc.CoordinatorServicer):
         except (wire.WireError, machine.IllegalEvent) as error:
             reason = f"it broke the protocol: {error}"
             _unauthenticated_log.warning("session %d: %s", session.id, error)
-            session.put(said(Evicted(reason, may_return=False)))
+            session.put(body(Evicted(reason, may_return=False)))
         except Exception:
             reason = "the coordinator failed to handle its message"
             (_log if session.job else _unauthenticated_log).exception("session %d: %s", session.id, reason)
@@ -279,7 +279,7 @@ class Server(pb_grpc.CoordinatorServicer):
         )
         if refusal:
             _unauthenticated_log.warning("session %d from %s: %s", session.id, session.peer, refusal)
-            session.put(said(Refused(refusal)))
+            session.put(body(Refused(refusal)))
             session.put(None)
             return
         session.job, session.group = hello.job, hello.group
@@ -338,7 +338,7 @@ class Server(pb_grpc.CoordinatorServicer):
                         base = None if quorum is None else session.carried
                         key = (id(message), id(base))
                         if key not in made:
-                            made[key] = said(message, base)
+                            made[key] = body(message, base)
                         session.put(made[key])
                         session.carried = quorum or session.carried
                 case Close(session_id):

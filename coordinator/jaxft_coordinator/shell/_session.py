@@ -49,11 +49,11 @@ class Outbox(Generic[T]):
         return self._items.popleft()
 
 
-def said(message: CoordinatorMessage, base: NewQuorum | None = None) -> Body:
+def body(message: CoordinatorMessage, base: NewQuorum | None = None) -> Body:
     return Body(wire.coordinator_to_proto(message, base))
 
 
-ALIVE = said(Alive())
+ALIVE = body(Alive())
 
 
 @dataclass(eq=False)

@@ -8,12 +8,12 @@
 
 To lead is to have created `leader`. Everything else is written in transactions that compare the revision at which
 `leader` was created: etcd itself refuses a coordinator that was frozen or cut off for longer than its lease, or
-wrongly believes that it leads. No clock decides what is durable; clocks only decide when to give up.
+wrongly believes that it leads. No clock decides about durability; clocks only decide when to give up.
 
 Every append also compares and sets `written`. A request that timed out here may still reach etcd, even after later
 ones; by then `written` has changed, and the request does nothing. And an append may be resent until it is answered:
-if `written` already is its token, an earlier copy has arrived. If `written` is older than what was acknowledged, etcd
-was restored from a snapshot: this coordinator stops leading, and begins again from what etcd knows.
+if `written` already is its token, an earlier copy has arrived. If `written` is older than the last acknowledged
+append, etcd was restored from a snapshot: this coordinator stops leading, and begins again from that.
 """
 
 import asyncio
@@ -102,10 +102,12 @@ class EtcdStore:
                     opened = await self._try_to_lead(address)
                     if opened is not None:
                         return opened
-                    wait.say(f"stands by: {self._who_leads(address)} leads, says etcd at {self._where}")
+                    wait.say(
+                        f"stands by: {self._who_leads(address)} leads, according to etcd at {self._where}"
+                    )
                     await self._until_leader_goes()
                 except EtcdFailed as error:
-                    self._leader = ""  # the one that led may have lost etcd too
+                    self._leader = ""  # that coordinator may have lost etcd too
                     wait.say(f"waiting for etcd at {self._where}", str(error))
                     await _pause()
         except BaseException:
@@ -312,7 +314,7 @@ class EtcdStore:
 
         Raises:
             EtcdFailed: etcd did not answer, or refused.
-            StoreLost: another coordinator leads, or etcd has forgotten what it acknowledged.
+            StoreLost: another coordinator leads, or etcd has forgotten acknowledged records.
         """
         done, answers = await self._transaction(
             [
@@ -347,7 +349,7 @@ class EtcdStore:
         """The append that etcd has, although it has not answered: an earlier copy of this one, or a cancelled one.
 
         Raises:
-            StoreLost: it is older than one that etcd has acknowledged.
+            StoreLost: it is older than an acknowledged one.
         """
         term, _, number = token.partition(b"/")
         ours = term == str(self._led.term).encode() and number.isdigit()
@@ -356,7 +358,7 @@ class EtcdStore:
         self._lose(
             f"etcd at {self._where} has forgotten decisions that it had acknowledged: it was restored from an older "
             f"snapshot, or another program has written to it (it has write {token.decode(errors='replace')!r:.80}, "
-            f"not {self._token(self._written).decode()!r}). Each job goes on from the newest state that its groups "
+            f"not {self._token(self._written).decode()!r}). Each job continues from the newest state that its groups "
             "bring"
         )
         raise StoreLost(self._why_lost)

@@ -41,7 +41,7 @@ class EtcdFailed(Exception):
 
 
 class Link:
-    """A connection to one of `endpoints` (host:port) at a time, for one task.
+    """A connection to an endpoint (host:port) at a time, for one task.
 
     Raises:
         ImportError: the client library is not installed.
@@ -123,7 +123,7 @@ def client_library() -> Any:
     """Return the module `aetcd`, imported only here: a coordinator without etcd runs without it.
 
     Raises:
-        ImportError: it is not installed; the message says what to install.
+        ImportError: it is not installed; the message names the package to install.
     """
     try:
         import aetcd

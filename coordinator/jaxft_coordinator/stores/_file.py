@@ -48,7 +48,7 @@ _NEW = f"""
     CREATE TABLE records (name BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
 """
 _SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "cell_size_check=ON")
-# What was in a folder before the file of SQLite.
+# The beginning of the former log.
 _FORMER = b"jaxft-coordinator log "
 _POLL_S = 0.05
 
@@ -80,7 +80,7 @@ class FileStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jaxft store")
         try:
             await self._lead()
-            opened = await self._do("read what it remembers", lambda: self._begin(address))
+            opened = await self._do("read its decisions", lambda: self._begin(address))
         except BaseException:
             await self.close()
             raise
@@ -186,7 +186,7 @@ class FileStore:
                 raise StoreDamaged(
                     f"{former} is in the format of an older jaxft-coordinator, which this one does not read: it "
                     f"keeps decisions in {self._path}. Name another folder, or move {former} away: each job then "
-                    "goes on from the newest state that its groups hold"
+                    "continues from the newest state that its groups hold"
                 )
 
     def _create(self) -> None:
@@ -222,8 +222,8 @@ class FileStore:
                 )
             for setting in _SETTINGS:
                 database.execute(f"PRAGMA {setting}")
-            if (said := database.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise _damage(self._path, said)
+            if (found := database.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise _damage(self._path, found)
         except BaseException:
             database.close()
             raise
@@ -258,7 +258,7 @@ class FileStore:
     def _spare_strangers(self) -> None:
         """Keep SQLite from writing into a file that someone has put there when it closes its own.
 
-        It leaves a file alone that is not the one that it has opened.
+        It leaves any other file alone.
         """
         with contextlib.suppress(OSError):
             shutil.copyfile(self._path, self._beside(".new"))
@@ -324,15 +324,15 @@ class FileStore:
 
 @contextlib.contextmanager
 def _teaching(what: str, path: Path) -> Iterator[None]:
-    """Re-raise an error of the system or of SQLite as an OSError that says what failed and what to do."""
+    """Re-raise an error of the system or of SQLite as an OSError that names the failure and a remedy."""
     try:
         yield
     except StoreDamaged:
-        raise  # it says what to do
-    except UnicodeDecodeError as error:  # in SQLite's own message about what it read
+        raise  # it has the remedy
+    except UnicodeDecodeError as error:  # in SQLite's own message
         raise _damage(path, str(error)) from error
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest tells one kind from another
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest distinguishes variants
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
             raise _damage(path, str(error)) from error
         number = _NUMBERS.get(code, errno.EIO)

@@ -22,7 +22,7 @@ _PART_BYTES = 1_000_000
 def parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
     """Return the values to write (None: delete the key), one mapping per transaction, in order.
 
-    All keys of one job are in one of them.
+    All keys of a job are in the same part.
 
     Raises:
         RecordError: a record cannot be encoded.
@@ -40,7 +40,7 @@ def parts(new: Sequence[Record]) -> list[dict[str, bytes | None]]:
 
 
 def values_of(record: Record) -> dict[str, bytes | None]:
-    """Return what a record changes (None: delete the key). Raises RecordError."""
+    """Return the changes that a record makes (None: delete the key). Raises RecordError."""
     saved, moved = f"saved/{record.job}", f"moved/{record.job}"
     match record:
         case Saved():

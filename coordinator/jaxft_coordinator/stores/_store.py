@@ -24,12 +24,12 @@ _LOOKS = 10
 class StoreLost(Exception):
     """This coordinator no longer leads: another one has opened the store, or the store cannot be reached.
 
-    The records being appended may or may not be durable. The message says why, and who leads now if that is known.
+    The records being appended may or may not be durable. The message has the reason, and the leader if known.
     """
 
 
 class StoreDamaged(OSError):
-    """The store's contents cannot be read. The message says where, and what to do. Nothing was changed."""
+    """The store's contents cannot be read. The message has the place and a remedy. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Store(Protocol):
     async def open(self, address: str) -> Opened:
         """Become the leader, however long that takes, and return the stored jobs.
 
-        A wait of over 5 s logs what it waits for. A store that was lost or closed can be opened again.
+        A wait of over 5 s is logged. A store that was lost or closed can be opened again.
 
         Raises:
             StoreDamaged: the contents cannot be read.
@@ -113,7 +113,7 @@ def too_big(size: int, limit: str, advice: str) -> OSError:
 
 
 class Wait:
-    """A wait that may be long: logs after 5 s what it waits for, and again each time the wait has doubled."""
+    """A wait that may be long: logs its object after 5 s, and again each time the wait has doubled."""
 
     def __init__(self, *, at_once: bool) -> None:
         self._began_s = time.monotonic()

@@ -1,7 +1,7 @@
 """Encodes and decodes the records that must survive the coordinator.
 
 A record is one line of JSON in UTF-8. Bytes that come back from a disk or from etcd are not trusted: they become a
-frozen value whose every field has been checked, or a `RecordError` that says what is wrong.
+frozen value whose every field has been checked, or a `RecordError` with the reason.
 """
 
 import json
