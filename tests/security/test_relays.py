@@ -218,7 +218,7 @@ def exchanged(listener: Listener, of: list[Peer], me: int) -> list[np.ndarray]:
 def forge_sum(victim: socket.socket, _: socket.socket) -> None:
     """Take group-1's part in the exchange, with a contribution of another layout's values.
 
-    It reads nothing: it could not decode the victim's frames, and would close before all of its own have left.
+    It reads nothing: it could not decode the victim's frames, and would close before its own frames have left.
     """
     forger, mouth = socket.socketpair()
     links = Links(
