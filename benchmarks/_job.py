@@ -82,7 +82,7 @@ class Ours:
     exact: bool = True
 
     @contextlib.contextmanager
-    def rendezvous(self, shape: Shape) -> Iterator[str]:
+    def rendezvous(self, _shape: Shape) -> Iterator[str]:
         with coordinator() as found:
             yield found.address
 
@@ -95,7 +95,7 @@ class Ours:
             "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         }
 
-    def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
+    def options(self, shape: Shape, *, spare: bool) -> list[dict[str, Any]]:
         """Of each process of a group."""
         shards = None if shape.shards_each is None else shape.shards_each * shape.groups
         options = {"shard_ms": shape.shard_ms, "shards": shards, "spare": spare, "overlap": shape.overlap}
@@ -134,7 +134,7 @@ class TorchFT:
     def environment(self) -> dict[str, str]:
         return {"TORCH_CPP_LOG_LEVEL": "FATAL", "GLOG_minloglevel": "3", "RUST_LOG": "off"}
 
-    def options(self, shape: Shape, spare: bool) -> list[dict[str, Any]]:
+    def options(self, shape: Shape, *, spare: bool) -> list[dict[str, Any]]:
         assert not spare, "TorchFT's spares are another thing"
         assert shape.ranks == 1
         least = min(2, shape.groups)
@@ -207,9 +207,7 @@ class Group(Worker):
     def event(self, name: str, timeout_s: float = EVENT_TIMEOUT_S) -> Event:
         return self.until(lambda event: event["event"] == name, timeout_s)
 
-    def commit(
-        self, accept: Callable[[Event], bool] = lambda step: True, since_s: float = -math.inf
-    ) -> Event:
+    def commit(self, accept: Callable[[Event], bool] = lambda _: True, since_s: float = -math.inf) -> Event:
         """Skip to the first commit of this kind, after a time."""
         return self.until(
             lambda event: event["event"] == "commit" and event["at_s"] > since_s and accept(event)
@@ -275,7 +273,7 @@ class Job:
         """
         shape = self.shape
         processes: list[Group] = []
-        for options in self.side.options(shape, spare):
+        for options in self.side.options(shape, spare=spare):
             process = Group(self.side, self._forks)
             processes.append(process)
             process.tell(

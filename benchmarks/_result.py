@@ -62,7 +62,7 @@ class Row:
     note: str = ""
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913 - the columns of a table
         cls,
         case: str,
         unit: str,

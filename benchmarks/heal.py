@@ -92,7 +92,7 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
 def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[str]) -> None:
     leaves = sizes(megabytes, options.leaves)
     counted = options.rounds if megabytes < 1000 else options.big_rounds
-    with _ours(leaves, options.token) as (ways, held), _theirs(leaves, options.http_chunks) as theirs:
+    with _ours(leaves, token=options.token) as (ways, held), _theirs(leaves, options.http_chunks) as theirs:
         found = _rounds({**ways, **theirs}, counted, held)
     state_bytes = 4 * sum(leaves)
     ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
@@ -133,7 +133,7 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
 
 
 @contextlib.contextmanager
-def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], list[int]]]:
+def _ours(leaves: list[int], *, token: bool) -> Iterator[tuple[dict[str, _Way], list[int]]]:
     """Our ways, by name, and the sums of what the donors hold."""
     made = [Worker("benchmarks._ours.heal") for _ in range(6)]
     with workers(*made) as (joiner, *donors, other_joiner, left, right):
@@ -147,7 +147,7 @@ def _ours(leaves: list[int], token: bool) -> Iterator[tuple[dict[str, _Way], lis
 
         plain = [one["plain"] for one in held]
 
-        def bare(count: int, reused: bool) -> _Way:
+        def bare(count: int, *, reused: bool) -> _Way:
             arguments = {"plain": plain[:count], "sizes": leaves, "reused": reused}
             return lambda: joiner.ask("bare", timeout_s=_patience(leaves), **arguments)
 
@@ -190,6 +190,7 @@ def _heal(
     donors: Sequence[Worker],
     held: list[dict[str, Any]],
     leaves: list[int],
+    *,
     token: bool = False,
 ) -> dict[str, Any]:
     for donor in donors:

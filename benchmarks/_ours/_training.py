@@ -96,7 +96,7 @@ def _soon(value: jax.Array, zeros: jax.Array) -> jax.Array:
     return value + (zeros @ zeros)[0, 0]
 
 
-def make_state(megabytes: float, leaves: int, moments: bool) -> tuple[State, list[jax.Array]]:
+def make_state(megabytes: float, leaves: int, *, moments: bool) -> tuple[State, list[jax.Array]]:
     """The initial state, equal in all groups, and the noise for its gradients; each process holds a part."""
     random = np.random.default_rng(0)
     count = jax.process_count()
@@ -119,7 +119,7 @@ def _spread(values: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
 
-def train(
+def train(  # noqa: PLR0913 - the options of a benchmark, by name
     words: Words,
     *,
     address: str,
@@ -142,9 +142,9 @@ def train(
     if world is not None:
         worker.join_world(*world)
     _report_plans(words)
-    state, noise = make_state(megabytes, leaves, moments)
+    state, noise = make_state(megabytes, leaves, moments=moments)
     batches = Batches(0.0 if overlap else shard_ms, noise)
-    alone = _Plain(megabytes, leaves, moments, noise) if plain else None
+    alone = _Plain(megabytes, leaves, noise, moments=moments) if plain else None
     words.say("made")
     words.hear("enter")
     words.say("entering")
@@ -166,8 +166,8 @@ def train(
 class _Plain:
     """The same step as one jitted program, without a job."""
 
-    def __init__(self, megabytes: float, leaves: int, moments: bool, noise: list[jax.Array]) -> None:
-        self._state, _ = make_state(megabytes, leaves, moments)
+    def __init__(self, megabytes: float, leaves: int, noise: list[jax.Array], *, moments: bool) -> None:
+        self._state, _ = make_state(megabytes, leaves, moments=moments)
         self._step = jax.jit(make_step(lambda grads: grads), donate_argnums=0)
         self._state, _ = self._step(self._state, Batches(0.0, noise).batch(0, 0))
 

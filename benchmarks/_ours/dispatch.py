@@ -60,7 +60,7 @@ def _ways(state: State, batch: jax.Array) -> dict[str, Call]:
     return {
         "plain": lambda state, batch: plain(state, batch)[0],
         "bare": lambda state, batch: _bare(programs, state, batch),
-        "wrapped": lambda state, batch: step(state, lambda number, shard: batch)[0],
+        "wrapped": lambda state, batch: step(state, lambda *_: batch)[0],
     }
 
 

@@ -63,7 +63,7 @@ class Member:
             self._socks.append(self._plain.accept()[0])
         for sock in self._socks:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setblocking(False)
+            sock.settimeout(0.0)
 
     def prepare(self, shapes: Sequence[Sequence[int]], dtype: str) -> None:
         """Make this member's contribution, of random numbers."""
@@ -74,7 +74,7 @@ class Member:
         self._bare: list[np.ndarray] = []
 
     def exchange(
-        self, count: int, token: bool = False, python: bool = False, threads: int = 1
+        self, count: int, *, token: bool = False, python: bool = False, threads: int = 1
     ) -> dict[str, Any]:
         """Average `count` times, from JAX arrays to arrays that JAX takes without a copy.
 
@@ -84,16 +84,23 @@ class Member:
             threads: how many it has, each with its own connections.
         """
         with _python_lane() if python else contextlib.nullcontext():
-            return self._exchange(count, self._links_of(token, threads))
+            return self._exchange(count, self._links_of(threads, token=token))
 
-    def _links_of(self, token: bool, threads: int) -> SpanLinks:
+    def _links_of(self, threads: int, *, token: bool) -> SpanLinks:
         if (token, threads) not in self._links:
-            connected = functools.partial(self._open, token, len(self._links))
+            connected = functools.partial(self._open, len(self._links), token=token)
             self._links[token, threads] = SpanLinks(1, [None], Abort(), connected, strands=threads)
         return self._links[token, threads]
 
     def _open(
-        self, token: bool, kind: int, span: Span | None, strand: int, abort: Abort, before: AnyLinks | None
+        self,
+        kind: int,
+        _span: Span | None,
+        strand: int,
+        abort: Abort,
+        before: AnyLinks | None,
+        *,
+        token: bool,
     ) -> AnyLinks:
         peers = [
             Peer(f"group-{number}", 1, f"127.0.0.1:{each[token]}", (number,))

@@ -53,7 +53,7 @@ class Donor:
                 group=f"donor-{number}",
                 incarnation=1,
                 on_heal=HealServer(self._store).serve,
-                key=_key(token),
+                key=_key(token=token),
             ).port
             for token in (False, True)
         ]
@@ -89,7 +89,7 @@ def _send_part(sock: socket.socket, leaves: list[memoryview]) -> None:
             position += leaf.nbytes
 
 
-def _key(token: bool) -> DataKey | None:
+def _key(*, token: bool) -> DataKey | None:
     return DataKey(bytes(32)) if token else None
 
 
@@ -99,7 +99,7 @@ def make_room(size_bytes: int) -> None:
     make_memory_fresh(size_bytes)
 
 
-def heal(addresses: list[str], sizes: list[int], token: bool = False) -> dict[str, Any]:
+def heal(addresses: list[str], sizes: list[int], *, token: bool = False) -> dict[str, Any]:
     """Fetch the state from these donors; returns when, how much memory it took at most, and the sums."""
     like = [jax.ShapeDtypeStruct((size,), np.float32) for size in sizes]
     donors = [DonorAt(f"donor-{number}", 1, address) for number, address in enumerate(addresses)]
@@ -113,7 +113,7 @@ def heal(addresses: list[str], sizes: list[int], token: bool = False) -> dict[st
         heal_id=HEAL_ID,
         donors=donors,
         timeout_s=TIMEOUT_S,
-        key=_key(token),
+        key=_key(token=token),
     )
     try:
         arrays = fetcher.state(STEP, list(map(type_of, like)), cancel=Abort())
@@ -129,7 +129,7 @@ def heal(addresses: list[str], sizes: list[int], token: bool = False) -> dict[st
     }
 
 
-def bare(plain: list[tuple[str, int]], sizes: list[int], reused: bool) -> dict[str, Any]:
+def bare(plain: list[tuple[str, int]], sizes: list[int], *, reused: bool) -> dict[str, Any]:
     """Receive the state in equal parts, a connection and a thread for each; into fresh memory, or reused."""
     size_bytes = 4 * sum(sizes)
     make_memory_fresh(size_bytes)

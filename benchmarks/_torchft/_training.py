@@ -17,7 +17,7 @@ from benchmarks._words import DECAY, LEARNING_RATE, MOMENT, Words
 class Model:
     """Parameters, optional moments, and the noise for the gradients."""
 
-    def __init__(self, megabytes: float, leaves: int, moments: bool) -> None:
+    def __init__(self, megabytes: float, leaves: int, *, moments: bool) -> None:
         random = torch.Generator().manual_seed(0)
         size = int(megabytes * (1 << 20) / 4 / leaves)
         self.params = [torch.randn(size, generator=random) for _ in range(leaves)]
@@ -55,7 +55,7 @@ class Model:
         return digest.hexdigest()
 
 
-def train(
+def train(  # noqa: PLR0913 - the options of a benchmark, by name
     words: Words,
     *,
     address: str,
@@ -73,8 +73,8 @@ def train(
     With `plain`, each step of the job is followed by a plain step of a separate model.
     """
     logging.disable(logging.CRITICAL)  # it logs each failure that is measured here
-    model = Model(megabytes, leaves, moments)
-    alone = Model(megabytes, leaves, moments) if plain else None
+    model = Model(megabytes, leaves, moments=moments)
+    alone = Model(megabytes, leaves, moments=moments) if plain else None
     words.say("made")
     words.hear("enter")
     words.say("entering")

@@ -23,7 +23,7 @@ class Group:
         self._store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         self._manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
-            load_state_dict=lambda state: None,
+            load_state_dict=lambda _: None,
             state_dict=dict,
             min_replica_size=members,
             use_async_quorum=False,

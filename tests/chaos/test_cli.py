@@ -108,10 +108,32 @@ def test_what_cannot_be_run_is_told_how(
     assert str(caught.value) == said
 
 
+@pytest.mark.parametrize("words", ["python3 -uB", "python -u /dev/stdin 3", "python"])
+def test_a_program_of_the_standard_input_is_refused(words: str) -> None:
+    with pytest.raises(LaunchError, match=f"'{words}' would read its program from the standard input"):
+        check_command(words.split(), command="jaxft launch")
+
+
 def test_programs_of_python_that_are_named(tmp_path: Path) -> None:
     script = str(tmp_path / "train.py")
     for words in ([script], ["-u", script, "-"], ["-m", "train"], ["-c", "pass"], ["-X", "dev", script]):
         check_command((sys.executable, *words), command="jaxft launch")
+
+
+def test_a_current_folder_that_was_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    here.rmdir()
+    with pytest.raises(LaunchError, match="The current folder does not exist any more"):
+        check_command(("true",), command="jaxft launch")
+
+
+@pytest.mark.parametrize("words", [["--folder", ""], ["--folder="]])
+def test_an_empty_path_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a variable that is not set: it would be the current folder."""
+    assert exit_code(["launch", *words, "--", "true"], jaxft.main) == 2
+    assert capsys.readouterr().err.startswith("jaxft: --folder has an empty value, as from a shell variable")
 
 
 def test_a_missing_package_is_told_with_its_remedy() -> None:

@@ -29,7 +29,6 @@ from jaxft_launch.storm._faults import (
     Way,
 )
 from jaxft_launch.storm._harms import (
-    DAMAGE_WITHIN_STEPS,
     CoordinatorDeath,
     Corruption,
     Cut,
@@ -147,9 +146,7 @@ def test_a_hang_that_never_begins_is_given_up_and_not_counted(
     ("how", "other", "cut"),
     [
         (Cutoff(Way.BOTH, Length.LONG, End.REPAIRED), "", {"in", "out"}),
-        (Cutoff(Way.IN, Length.SHORT, End.RESET), "", {"in"}),
         (Cutoff(Way.OUT, Length.SHORT, End.RESET), "", {"out"}),
-        (LinkFault.STALLS_SHORTLY, "group-2", {"link"}),
         (LinkFault.STALLS_THEN_RESET, "group-2", {"link"}),
     ],
 )
@@ -217,35 +214,6 @@ def test_damage_counts_if_it_came_before_the_group_was_back(scene: Scene) -> Non
         assert harm.over()
         assert harm.found_nothing == (not came)
         assert len(scene.job.faults) == 1
-
-
-def test_damage_in_an_exchange_is_over_when_it_has_happened(scene: Scene) -> None:
-    victim = Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.IN_AN_EXCHANGE)
-    harm = Corruption(victim, 0, scene.job, scene.display, scene.network)
-    harm.pursue()
-    assert not harm.over()
-    scene.network.damaged += 1
-    harm.pursue()
-    assert harm.over()
-    (fault,) = scene.job.faults
-    assert (fault.how, fault.seconds) == (Damage.IN_AN_EXCHANGE, 0.0)
-
-
-def test_exchanges_with_nothing_to_damage_hold_up_no_other_strike(scene: Scene) -> None:
-    strikes = (
-        Strike(1, (Victim("group-1", "any", kind=FaultKind.CORRUPT, how=Damage.IN_AN_EXCHANGE),)),
-        Strike(1, (Victim("group-0", "any", kind=FaultKind.STOP, seconds=0.1),)),
-    )
-    storm = Storm(scene.display, strikes, Reach(network=scene.network))
-    scene.commit(1, *GROUPS)
-    storm.strike(scene.job)
-    for step in range(DAMAGE_WITHIN_STEPS):
-        assert storm.undamaged == 0
-        scene.commit(2 + step, *GROUPS)
-        storm.strike(scene.job)
-    until(lambda: scene.job.poll() or storm.strike(scene.job) or scene.job.faults)
-    assert storm.undamaged == 1
-    assert [fault.kind for fault in scene.job.faults] == ["stop"]
 
 
 def test_the_next_strike_waits_until_what_was_done_is_undone(scene: Scene) -> None:

@@ -90,10 +90,3 @@ def test_a_program_that_cannot_be_compared_is_an_error(
     with pytest.raises(LaunchError, match=error):
         chaos("5", oddity)
     assert said in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("_compiled_once")
-def test_a_program_that_goes_on_from_an_earlier_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="checkpoint of an earlier run"):
-        chaos("20", "checkpoints", str(tmp_path / "shared"))

@@ -10,7 +10,7 @@ from jaxft_launch.storm._events import FinishedEvent, StepEvent
 from jaxft_launch.storm._network import LEAST_DAMAGED_BYTES
 from jaxft_launch.storm._options import StormOptions
 from jaxft_launch.storm._record import Fault, History, Kill, RunRecord
-from jaxft_launch.storm._report import costs_by_kind, p99, storm_json, storm_text
+from jaxft_launch.storm._report import costs_by_kind, storm_json, storm_text
 from jaxft_launch.storm._runs import conclude
 from jaxft_launch.storm._verdict import Verdict, judge
 from jaxft_launch.storm.chaos import few_steps_text, slowed_text
@@ -75,20 +75,6 @@ def undisturbed() -> RunRecord:
 
 def verdict() -> Verdict:
     return judge(record(), undisturbed())
-
-
-def ended(digest: str | None) -> Verdict:
-    """The verdict if group-2 ends with this digest, or not at all."""
-    *others, last = record().histories
-    end = FinishedEvent(t_s=20.0, step=STEPS, digest=digest, ledger=True) if digest else None
-    return judge(replace(record(), histories=(*others, replace(last, finished=end))), undisturbed())
-
-
-def test_a_group_that_did_not_finish_has_no_other_bits() -> None:
-    """So the program need not run undisturbed again, to see whether it is deterministic."""
-    assert (ended(None).matches_undisturbed, ended(None).differs) == (False, False)
-    assert (ended("d1").matches_undisturbed, ended("d1").differs) == (False, True)
-    assert (ended("d0").matches_undisturbed, ended("d0").differs) == (True, False)
 
 
 def test_json_says_what_was_hit_and_what_it_cost() -> None:
@@ -208,13 +194,6 @@ def test_only_a_failure_is_one_to_investigate(capsys: pytest.CaptureFixture[str]
     ):
         assert conclude(StormOptions(), judge(run, undisturbed()), run) == status
         assert ("--keep FOLDER" in capsys.readouterr().out) == asks
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"), [(1, 1), (2, 2), (99, 99), (100, 99), (200, 198), (1000, 990)]
-)
-def test_p99_is_the_smallest_value_that_99_of_100_do_not_exceed(count: int, expected: int) -> None:
-    assert p99(range(1, count + 1)) == expected
 
 
 def test_too_few_steps_are_told_ahead_and_quick_ones_are_slowed_down() -> None:

@@ -176,24 +176,6 @@ def test_what_is_worse_than_too_few_steps_is_a_failure() -> None:
         assert verdict_json(verdict, seed=1)["verdict"] == "failed"
 
 
-def test_without_a_final_state_only_the_steps_are_said_to_be_equal() -> None:
-    record = replace(disturbed(), too_short=TOO_SHORT)
-    for history in record.histories:
-        record = with_history(record, replace(history, finished=None))
-    first, *_ = text_of(judge(record, undisturbed())).splitlines()
-    assert first == (
-        "VERDICT: INCOMPLETE. Nothing was lost, and no loss of a step differs from the undisturbed run's, but no "
-        "group finished, and the job had no room for the whole plan."
-    )
-
-
-def test_a_run_in_which_nothing_at_all_happened_can_be_judged() -> None:
-    empty = RunRecord(groups=("group-0",), planned_steps=5, planned_kills=1, problems=("no start",))
-    verdict = judge(empty, None)
-    assert "VERDICT: FAILED." in text_of(verdict)
-    json.dumps(verdict_json(verdict, seed=1))
-
-
 def test_json_has_the_promised_keys_first_and_rounds() -> None:
     result = json.loads(json.dumps(verdict_json(judge(disturbed(), undisturbed()), seed=7)))
     assert tuple(result)[: len(ISSUED_KEYS)] == ISSUED_KEYS

@@ -1,15 +1,12 @@
 """A training program as a user of jaxft writes it: it takes its job from the environment.
 
 The first argument is the number of steps; the second a variant: "random" draws its first state without a seed,
-"checkpoints FOLDER" saves there, "members" does not fix the shards, "idle" never calls jaxft, "own" joins another
-job, "flags COORDINATOR GROUP" takes its job from its arguments, "crash" fails at once, "slow SECONDS" takes that
-long before its first step, as a large program does to compile. In a group of several processes, its arrays are
-replicated.
+"checkpoints FOLDER" saves there, "members" does not fix the shards, "crash" fails at once. In a group of several
+processes, its arrays are replicated.
 """
 
 import os
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +34,8 @@ def spread(array: jax.Array | np.ndarray) -> jax.Array:
 
 
 def main(steps: int, oddity: str = "", *words: str) -> None:
-    if oddity == "idle":
-        return
     if oddity == "crash":
         sys.exit("this program fails on purpose")
-    if oddity == "slow":
-        time.sleep(float(words[0]))
     nproc, batches = int(os.environ.get("JAXFT_NPROC", "1")), batch_for
     if nproc > 1:
         jax.config.update("jax_num_cpu_devices", 1)
@@ -54,9 +47,7 @@ def main(steps: int, oddity: str = "", *words: str) -> None:
     if nproc > 1:
         weights = spread(weights)
     checkpoints = jaxft.Checkpoints(words[0], every_steps=5) if oddity == "checkpoints" else None
-    coordinator = {"own": "localhost:1", "flags": words[0] if words else None}.get(oddity)
-    group = words[1] if oddity == "flags" else None
-    with jaxft.Manager(coordinator, group=group, checkpoints=checkpoints) as manager:
+    with jaxft.Manager(checkpoints=checkpoints) as manager:
         if checkpoints is not None:
             weights = manager.restore(weights)
         step = jaxft.fault_tolerant(train_step, manager, shards=None if oddity == "members" else 4)

@@ -16,7 +16,6 @@ from jaxft_protocol.host.tls import read_pem
 from jaxft._exchange import _compiled
 from jaxft._exchange._compiled import Library
 from jaxft._session._credentials import Credentials
-from jaxft._version import __version__
 from jaxft_launch.check import _machine_checks, _network_checks
 from jaxft_launch.check._doctor import DoctorOptions, run_doctor
 from tests.coordinator.test_server import NEVER_S, run
@@ -34,11 +33,6 @@ DAY_S = 86400.0
         ),
         ({"jax": "0.10.2", "jaxlib": "0.10.1"}, "jaxlib is 0.10.1, but jax is 0.10.2", "jaxlib==0.10.2"),
         (
-            {"jax": "0.10.2", "jax-rocm7-plugin": "0.10.2", "jax-rocm7-pjrt": "0.12.0"},
-            "jax-rocm7-plugin is 0.10.2, and jax-rocm7-pjrt is 0.12.0",
-            "pip install jax-rocm7-pjrt==0.10.2",
-        ),
-        (
             {"jax": "0.12.0", "jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"},
             "jax-cuda13-plugin is 0.10.2, made for another jax than 0.12.0",
             "pip install jax-cuda13-plugin==0.12.0",
@@ -48,14 +42,8 @@ DAY_S = 86400.0
 def test_versions_that_do_not_fit(found: dict[str, str], text: str, advice: str) -> None:
     wrong = [each for each in _machine_checks.versions(found) if each.level == "fail"]
     assert any(text in each.text and advice in each.advice for each in wrong)
-
-
-def test_versions_that_fit() -> None:
-    names = ("jax", "jaxlib", "jax-rocm7-plugin", "jax-rocm7-pjrt")
-    found = {**dict.fromkeys(names, "0.12.0.1"), "jax": "0.12.0", "jaxlib": "0.12.0"}
-    assert [each.level for each in _machine_checks.versions({**found, "jaxft-protocol": __version__})] == [
-        "ok"
-    ]
+    fits = {"jax": "0.12.0", "jaxlib": "0.12.0", "jax-rocm7-plugin": "0.12.0.1", "jax-rocm7-pjrt": "0.12.0.1"}
+    assert [each.level for each in _machine_checks.versions(fits)] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -97,18 +85,12 @@ def test_without_a_coordinator_it_says_what_to_do(
         free.bind(("127.0.0.1", 0))
         nothing = f"localhost:{free.getsockname()[1]}"
         monkeypatch.setenv("JAXFT_COORDINATOR", nothing)
-        monkeypatch.setattr(_machine_checks, "findings", lambda *, state_gb: ())
+        monkeypatch.setattr(_machine_checks, "findings", lambda **_: ())
         assert run_doctor(DoctorOptions()) == 1
     said = capsys.readouterr().out
     assert f"FAIL  the coordinator {nothing} does not answer: UNAVAILABLE" in said
     assert "FAIL  no coordinator leads\n      -> start one; " in said
     assert "ok    this machine reaches itself at 127.0.0.1, " in said
-
-
-def test_an_address_of_a_coordinator_that_is_none() -> None:
-    wrong, none = _network_checks.coordinators("localhost", Credentials())
-    assert (wrong.level, "'localhost' is not host:port" in wrong.text) == ("fail", True)
-    assert none.text == "no coordinator leads"
 
 
 def issued(folder: Path, days: int) -> tuple[Path, Path]:
@@ -162,12 +144,6 @@ def test_a_coordinator_that_is_reached_over_tls_and_one_that_is_not_trusted(tmp_
             await server.stop(grace_s=0.0)
 
     run(scenario)
-
-
-def test_a_machine_without_ipv6_reaches_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    found = _network_checks.own_address("localhost:29510", "127.0.0.1")
-    assert (found.level, found.text.startswith("this machine reaches itself")) == ("ok", True)
 
 
 def test_an_address_that_leads_nowhere_or_to_every_machine() -> None:

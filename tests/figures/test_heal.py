@@ -67,16 +67,3 @@ def test_a_way_that_moves_something_else_is_no_figure():
     ways = {"good": lambda: {"sums": [1], "seconds": 1.0}, "bad": lambda: {"sums": [2], "seconds": 1.0}}
     with pytest.raises(heal.WrongState, match="bad moved other values"):
         heal._rounds(ways, 1, [1])
-
-
-@pytest.mark.storm
-def test_it_measures_torchft_beside_ours_and_capped_donors():
-    _peer.python.cache_clear()
-    if _peer.python() is None:
-        pytest.skip("TorchFT is not available")
-    if not heal.namespaces.available():
-        pytest.skip("needs root, ip, tc and nft")
-    rows, notes = heal.run(heal.Options(**{**vars(TINY), "capped_donors": 2}))
-    assert len(rows) == 7
-    assert all(row.peer for row in rows if row.unit == "ms")
-    assert "HTTP in 2 chunks" in notes[0]

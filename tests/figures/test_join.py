@@ -5,7 +5,6 @@ import os
 import pytest
 
 from benchmarks import join
-from benchmarks._job import STEADY, torchft
 from tests.figures.peers import leave_out_the_peer
 
 TINY = join.Options(step_ms=20.0, megabytes=0.1, joins=1, peer_joins=1, unrelated=1, settled=2, warm_ups=0)
@@ -25,13 +24,3 @@ def test_a_join_is_seen_in_the_steps_of_the_others(monkeypatch: pytest.MonkeyPat
     ]
     assert all(row.limit for row in rows if row.met is not None)
     assert all("healing itself takes" in note for note in notes)
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(300)
-def test_torchfts_groups_join_too():
-    if torchft(STEADY) is None:
-        pytest.skip("TorchFT is not available")
-    rows, notes = join.run(TINY)
-    assert all(row.peer for row in rows if "unrelated" not in row.case)
-    assert len(notes) == 4

@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks import kill
-from benchmarks._job import BEST, torchft
 from tests.figures.peers import leave_out_the_peer
 
 TINY = kill.Options(step_ms=(20.0,), megabytes=(0.1,), kills=1, peer_kills=1, peer_best_kills=1, warm_ups=0)
@@ -18,13 +17,3 @@ def test_survivors_commit_after_a_kill_and_throw_nothing_away(monkeypatch: pytes
     assert rows[0].ours
     assert rows[2].ours == 0
     assert "TorchFT" not in notes[0]
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(300)
-def test_it_kills_torchfts_groups_too():
-    if torchft(BEST) is None:
-        pytest.skip("TorchFT is not available")
-    rows, notes = kill.run(TINY)
-    assert all(row.peer is not None for row in rows)
-    assert "TorchFT by default" in notes[0]

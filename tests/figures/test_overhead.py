@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks import overhead
-from benchmarks._job import torchft
 from tests.figures.peers import leave_out_the_peer
 
 TINY = overhead.Options(step_ms=(1.0,), groups=(2,), megabytes=0.1, rounds=4, leaves=3, calls=20)
@@ -24,13 +23,3 @@ def test_steps_are_measured_beside_plain_ones(monkeypatch: pytest.MonkeyPatch):
     assert rows[0].limit
     assert all(row.peer is None for row in rows)
     assert "exchange" in notes[0]
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(300)
-def test_torchfts_loop_is_measured_beside_its_own():
-    if torchft() is None:
-        pytest.skip("TorchFT is not available")
-    rows, notes = overhead.run(TINY)
-    assert rows[0].peer
-    assert "TorchFT" in notes[0]

@@ -30,11 +30,3 @@ def test_a_further_duty_is_measured_beside_none(flag: str, without: str, monkeyp
     rows, _ = rendezvous.run(options)
     assert all(flag in row.case and row.ours and row.limit for row in rows)
     assert [row.case.endswith("CPU of a round") for row in rows] == [False, True]
-
-
-@pytest.mark.storm
-def test_the_peer_is_measured_too():
-    if _peer.python() is None:
-        pytest.skip("TorchFT is not available here")
-    rows, _ = rendezvous.run(_TINY)
-    assert all(row.peer is not None for row in rows if row.limit is not None)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import restart
-from benchmarks._job import STEADY, Ours, Shape, torchft
+from benchmarks._job import Ours, Shape
 
 TINY = restart.Options(step_ms=20.0, megabytes=0.1, restarts=1, warm_ups=0)
 SHAPE = Shape(TINY.step_ms, TINY.megabytes, groups=2, moments=True)
@@ -17,12 +17,3 @@ def test_the_parts_of_a_restart_are_all_of_it(ranks: int):
     parts = restart.measure(Ours(), replace(SHAPE, ranks=ranks), TINY)
     assert tuple(parts) == restart.PARTS
     assert sum(parts[name][0] for name in restart.PARTS[:-1]) == pytest.approx(parts["in all"][0])
-
-
-@pytest.mark.storm
-@pytest.mark.timeout(300)
-def test_torchft_restarts_too():
-    if torchft(STEADY) is None:
-        pytest.skip("TorchFT is not available")
-    rows, _ = restart.run(TINY)
-    assert rows[len(restart.PARTS) - 1].peer

@@ -30,7 +30,7 @@ def test_spread_is_the_middle_half_over_the_median():
         (Goal(most=19.9), False),
     ],
 )
-def test_a_goal_is_met_or_not(goal: Goal, met: bool | None):
+def test_a_goal_is_met_or_not(goal: Goal, *, met: bool | None):
     assert Row("x", "ms", ours=20.0, peer=40.0, limit=10.0, goal=goal).met is met
 
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jaxft._report import StepReport
 from jaxft._supervised._beacon import Beacon, beacon_of_process
@@ -42,24 +41,11 @@ def heal(beacon: Beacon) -> None:
     forever()
 
 
-class Copied:
-    """What programs put in the place of a stream, to copy their output to a file."""
-
-    def write(self, text: str) -> None:
-        sys.__stderr__.write(text)  # pyright: ignore[reportOptionalMemberAccess]
-
-    def flush(self) -> None:
-        pass
-
-
-STDERR: dict[str, Any] = {"copied": Copied, "text": io.StringIO, "none": lambda: None}
-
-
 def main(what: str, stderr: str = "") -> None:
     if stderr == "closed":
         sys.__stderr__.close()  # pyright: ignore[reportOptionalMemberAccess]
     elif stderr:
-        sys.stderr = STDERR[stderr]()
+        sys.stderr = io.StringIO()
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     beacon = beacon_of_process()
     assert isinstance(beacon, Beacon)

@@ -114,7 +114,6 @@ def play(
     rules: Rules | None = None,
     ranks: int = 1,
     own_coordinator: bool = True,
-    spare: bool = False,
     rungs: tuple[int, ...] = (),
     started: bool = True,
 ) -> Play:
@@ -125,7 +124,6 @@ def play(
             name=f"group-{number}",
             rules=rules,
             ranks=tuple(range(ranks)),
-            spare=spare,
             ladder=_ladder(number, rungs) if rungs else None,
         )
         for number in range(count)

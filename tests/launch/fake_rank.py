@@ -1,17 +1,12 @@
 """A program under the launcher that does not train: it does what its arguments say, one argument for each life.
 
-    fake_rank.py FOLDER LIFE...    the last LIFE is that of all further ones
+    fake_rank.py FOLDER LIFE...    the last LIFE is for all further lives too
 
-A LIFE is a list of words: `steps:N` commits N steps; `phase:NAME:STEP` tells a phase of one; `say:TEXT`;
-`env:NAME` says what that variable is; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
-`starts:NAME` starts a process that stays, whose number it adds to a file in FOLDER;
-`members:N` is how many groups took part from now on;
-`kill`; `stop` (SIGSTOP); `shows` prints its stacks on SIGUSR2;
-`alive` touches the phase file forever; `aged` gives that file the time that it would have
-if the machine's clock had been set forward since; `mute` waits forever; `leave:STATUS` ends with that on SIGTERM;
-`drains:STEP` is drained on SIGTERM; `finishes:NAME` waits for a file in FOLDER on SIGTERM, makes `finished` there and
-ends with 75; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD`
-for that group.
+A LIFE is a list of words: `steps:N` commits N steps; `phase:NAME:STEP` writes a phase of a step; `say:TEXT`;
+`env:NAME` prints that variable; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
+`starts:NAME` starts a process that stays, and adds its number to a file in FOLDER; `kill`; `stop` (SIGSTOP);
+`shows` prints its stacks on SIGUSR2; `alive` touches the phase file forever; `mute` waits forever; `drains:STEP` is
+drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD` for that group.
 """
 
 import faulthandler
@@ -45,12 +40,11 @@ def main() -> None:
             do(*rest.split(":"), folder=folder, file=file, began_s=began_s)
 
 
-def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) -> None:
+def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) -> None:  # noqa: C901 - one case a word
     def tell(phase: str, step: int, committed: int = 0) -> None:
         times = {"t_s": time.time(), "first_t_s": began_s}
-        file.write(Word(phase=phase, step=step, members=members, committed=committed, **times))
+        file.write(Word(phase=phase, step=step, members=0, committed=committed, **times))
 
-    members = int(os.environ.get("FAKE_MEMBERS", "0"))
     match what, *values:
         case ["steps", count]:
             for step in range(int(count)):
@@ -70,8 +64,6 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             (folder / name).touch()
         case ["exit", status]:
             sys.exit(int(status))
-        case ["members", number]:
-            os.environ["FAKE_MEMBERS"] = number
         case ["starts", name]:
             subprocess.Popen(["sh", "-c", f"echo $$ >> {folder / name}; exec sleep 3600"])
         case ["kill"]:
@@ -84,28 +76,16 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             while True:
                 file.touch()
                 time.sleep(0.05)
-        case ["aged"]:
-            os.utime(os.environ["JAXFT_PHASE_FILE"], (0, 0))
         case ["mute"]:
             while True:  # a signal that came just before `signal.pause` would not end that
                 time.sleep(0.05)
-        case ["leave", status]:
-            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(int(status)))
         case ["drains", step]:
 
-            def drain(number: int, frame: object) -> None:
+            def drain(*_: object) -> None:
                 tell("drained", int(step))
                 sys.exit(0)
 
             signal.signal(signal.SIGTERM, drain)
-        case ["finishes", name]:
-
-            def finish(number: int, frame: object) -> None:
-                do("gate", name, folder=folder, file=file, began_s=began_s)
-                (folder / "finished").touch()
-                sys.exit(75)
-
-            signal.signal(signal.SIGTERM, finish)
         case ["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         case _:

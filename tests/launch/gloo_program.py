@@ -2,10 +2,9 @@
 
     gloo_program.py FOLDER STEPS [RAISES]
 
-RAISES is where rank 1 raises: `first` before the ranks have met, `in-manager` once they have entered a Manager; with
-`leader`, rank 0 raises once they have met. Each step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the
-number of steps that this rank has done, so that a restarted group goes on. In a folder with a file `hold`, ranks wait
-before a step until it is gone.
+RAISES: `in-manager`: rank 1 raises once the ranks have entered a Manager; `leader`: rank 0 raises once they have met.
+Each step adds rank + 1 of all ranks. The file FOLDER/GROUP.RANK holds the number of steps of this rank, so that a
+restarted group continues. While FOLDER has a file `hold`, ranks wait before a step.
 """
 
 import os
@@ -26,8 +25,6 @@ import jaxft
 def main(folder: Path, steps: int, raises: str) -> None:
     rank, nproc = int(os.environ["JAXFT_RANK"]), int(os.environ["JAXFT_NPROC"])
     jax.distributed.initialize(num_processes=nproc, process_id=rank, initialization_timeout=100)
-    if rank == 1 and raises == "first":
-        raise ValueError("this rank cannot train")
     if rank == 0 and raises == "leader":
         raise ValueError("this rank cannot train")
     assert (jax.process_count(), jax.process_index()) == (nproc, rank)
@@ -38,7 +35,7 @@ def main(folder: Path, steps: int, raises: str) -> None:
             multihost_utils.sync_global_devices("rank 1 never comes here")
     mesh = Mesh(np.array(jax.devices()), ("rank",))
     ones = jax.make_array_from_callback(
-        (nproc,), NamedSharding(mesh, P("rank")), lambda index: np.full(1, rank + 1, np.float32)
+        (nproc,), NamedSharding(mesh, P("rank")), lambda _: np.full(1, rank + 1, np.float32)
     )
     total = jax.jit(lambda x: jnp.sum(x), out_shardings=NamedSharding(mesh, P()))
     done = folder / f"{os.environ['JAXFT_GROUP']}.{rank}"

@@ -104,7 +104,7 @@ def fakes(
     folder: Path, *words: str, lives: tuple[str, ...], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Launch]:
     """Launch groups of `fake_rank.py`."""
-    with launch(folder, *NOWHERE, "--no-warm", *words, program=(*FAKE, *lives), **environment) as running:
+    with launch(folder, *NOWHERE, *words, program=(*FAKE, *lives), **environment) as running:
         yield running
 
 

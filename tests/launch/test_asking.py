@@ -64,7 +64,7 @@ def test_a_command_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_command_that_cannot_be_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*words: object, **options: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
     asking = Asking(["echo", "0"], every_s=0.0)

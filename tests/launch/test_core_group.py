@@ -35,7 +35,7 @@ def test_a_process_that_tells_no_phase_is_ended_after_boot() -> None:
 
 
 @pytest.mark.parametrize(("phase", "late"), [("compute", True), ("vote", False), ("end", True)])
-def test_a_phase_has_its_own_deadline(phase: str, late: bool) -> None:
+def test_a_phase_has_its_own_deadline(phase: str, *, late: bool) -> None:
     """`end`: the main thread has ended, and another thread keeps the process alive."""
     one = play(1, rules=Rules(deadlines={"compute": 50.0, "end": 50.0, "silence": 1e9}))
     one.sign("group-0", phase, 7)

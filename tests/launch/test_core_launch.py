@@ -1,5 +1,7 @@
 """The rules of a launch as a whole: who may leave, who is given up, when it is over."""
 
+from dataclasses import replace
+
 import pytest
 
 from jaxft._errors import ConfigurationError, JaxftError, JobFinished, JoinRefused, NotSaved
@@ -297,8 +299,10 @@ def test_the_last_line_names_who_took_no_part_and_why() -> None:
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_a_spare_may_take_no_part(spare: bool) -> None:
-    one = play(2, spare=spare)
+def test_a_spare_may_take_no_part(*, spare: bool) -> None:
+    one = play(2)
+    members = tuple(replace(group, spare=spare) for group in one.launch.groups)
+    one.launch = replace(one.launch, groups=members)
     one.commit("group-0", 3)
     one.end("group-1", -9)
     one.end("group-0", 0)

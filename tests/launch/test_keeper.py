@@ -80,7 +80,7 @@ def test_a_coordinator_that_cannot_be_started_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("signs", [True, False])
-def test_a_coordinator_that_gives_no_sign_any_more_is_killed(signs: bool) -> None:
+def test_a_coordinator_that_gives_no_sign_any_more_is_killed(*, signs: bool) -> None:
     """Unless it has never said that it can tell."""
     one = Kept(silence_s=20.0)
     if signs:

@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import resource
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -46,18 +44,10 @@ def test_a_job_that_is_done(folder: Path) -> None:
     assert (folder / "group-0.0.log").read_text() == "hello\n"
 
 
-def test_a_group_that_was_killed_is_restarted_at_once_if_it_made_progress(folder: Path) -> None:
-    with fakes(folder, "--groups", "1", lives=("steps:3 kill", "steps:5 kill", "steps:6 exit:0")) as running:
-        assert running.status() == 0, running.text()
-    assert [event["wait_s"] for event in running.events("group_restarts")] == [0.0, 0.0]
-    assert [event["status"] for event in running.events("group_ended")] == [-9, -9, 0]
-    assert [event["life"] for event in running.events("group_started")] == [0, 1, 2]
-
-
 def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> None:
     """Its output may be a file on a disk that is full, or a pipe whose reader is gone."""
     with Path("/dev/full").open("wb") as full:
-        command = launch_command(folder, *NOWHERE, "--no-warm", program=(*FAKE, "say:hello steps:2 exit:0"))
+        command = launch_command(folder, *NOWHERE, program=(*FAKE, "say:hello steps:2 exit:0"))
         patience.run(command, stdout=full, stderr=subprocess.DEVNULL)
     last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["status"]) == ("launch_ended", 0)
@@ -67,7 +57,7 @@ def test_exit_statuses_count_where_the_parent_ignores_ended_children(folder: Pat
     """As some process managers leave it. A program that was killed would otherwise count as done."""
     ignores = "signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     parent = (sys.executable, "-c", f"import os, signal, sys; {ignores}")
-    command = launch_command(folder, *NOWHERE, "--no-warm", program=(*FAKE, "exit:78"))
+    command = launch_command(folder, *NOWHERE, program=(*FAKE, "exit:78"))
     ended = patience.run([*parent, *command], stdout=subprocess.DEVNULL)
     assert ended.returncode == 78
 
@@ -96,24 +86,9 @@ def test_all_ranks_of_a_group_say_where_they_stand_before_it_is_killed(folder: P
         assert "in do" in (folder / f"group-0.0.{rank}.log").read_text()
 
 
-def test_a_folder_of_signs_that_was_removed_is_made_again(folder: Path, tmp_path: Path) -> None:
-    """As by what clears temporary folders. A life that tells no phase would be killed after that for `boot`."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    lives = ("steps:1 made:up gate:go kill", "steps:3 exit:0")
-    with fakes(folder, lives=lives, environment={"TMPDIR": str(temporary)}) as running:
-        running.until_file("up")
-        (phases,) = temporary.glob("jaxft-launch-*")
-        shutil.rmtree(phases)
-        (folder / "go").touch()
-        assert running.status() == 0, running.text()
-    assert [event["step"] for event in running.events("group_ended")][-1] == 3
-    assert list(temporary.iterdir()) == []
-
-
 def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) -> None:
     lives = ("steps:1 made:up-{group} gate:go exit:0",)
-    with launch(folder, "--no-warm", program=(*FAKE, *lives)) as running:
+    with launch(folder, program=(*FAKE, *lives)) as running:
         running.until_file("up-group-0")
         first = running.until("coordinator_started")
         os.kill(first["pid"], signal.SIGKILL)
@@ -126,42 +101,7 @@ def test_the_coordinator_is_started_and_restarted_with_its_memory(folder: Path) 
     assert list((folder / "coordinator").iterdir())
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit of Linux")
-def test_a_launcher_without_a_free_descriptor_goes_on(folder: Path) -> None:
-    """As on a machine where other programs have used up all: what ends meanwhile is started once there is one."""
-    lives = ("steps:1 made:up-{group} mute",)
-    with launch(
-        folder, "--no-warm", "--groups", "2", "--max-restarts", "1000", program=(*FAKE, *lives)
-    ) as running:
-        for group in ("group-0", "group-1"):
-            running.until_file(f"up-{group}")
-        (victim,), coordinator = running.pids("group-0"), running.until("coordinator_started")["pid"]
-        launcher = running.process.pid
-        soft, hard = resource.prlimit(launcher, resource.RLIMIT_NOFILE)
-        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (3, hard))
-        os.kill(victim, signal.SIGKILL)
-        os.kill(coordinator, signal.SIGKILL)
-        running.until("coordinator_ended")
-        patience.until(
-            lambda: "the coordinator cannot be started: [Errno 24]" in running.text(),
-            "a start that fails",
-            context=running.text,
-        )
-        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (soft, hard))
-        running.until("coordinator_started", 2)
-        assert running.until("group_started", 3)["group"] == "group-0"
-        assert is_alive(running.pids("group-1")[0])
-        # At the end, too.
-        resource.prlimit(launcher, resource.RLIMIT_NOFILE, (3, hard))
-        running.process.terminate()
-        assert running.status() == 75, running.text()
-    assert "Traceback" not in running.text()
-
-
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR2, 75), (signal.SIGINT, 130)])
 def test_a_signal_drains_the_groups(folder: Path, number: int, status: int) -> None:
     with fakes(folder, "--groups", "2", lives=("drains:3 steps:1 made:up-{group} mute",)) as running:
         for name in ("group-0", "group-1"):
@@ -249,17 +189,14 @@ exit_with_status_of(lambda: run(planned, coordinator=coordinator))
 """
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
-def test_a_signal_counts_while_the_coordinator_starts(
-    folder: Path, tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_a_signal_counts_while_the_coordinator_starts(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", HANGS, str(folder), str(tmp_path / "up")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         patience.until((tmp_path / "up").exists, "the coordinator's process")
-        process.send_signal(number)
-        said, errors = patience.communicate(process)
-    assert (process.returncode, errors) == (status, "")
-    assert f"got {number.name} while the coordinator started: no group was started" in said
+        process.send_signal(signal.SIGTERM)
+        text, errors = patience.communicate(process)
+    assert (process.returncode, errors) == (75, "")
+    assert "got SIGTERM while the coordinator started: no group was started" in text
     assert (folder / "events.jsonl").read_text() == ""
 
 
@@ -341,175 +278,67 @@ def test_a_group_comes_back_smaller_and_climbs_when_its_device_is_back(folder: P
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "program", "said"),
-    [
-        (["--group", "1"], ["true"], "--group starts one group of a job, so it needs the job's coordinator"),
-        ([], [], "Name the program to train, after two dashes: jaxft launch -- python my_train.py"),
-        ([], ["no-such-program"], "There is no program 'no-such-program' to run"),
-        ([], ["python3", "-uB"], "'python3 -uB' would read its program from the standard input"),
-        ([], ["python", "-u", "/dev/stdin", "3"], "'python -u /dev/stdin 3' would read its program from the"),
-        (["--check", "no-such-check"], ["true"], "--check: there is no program 'no-such-check' to run."),
-    ],
-)
-def test_what_cannot_run_is_said_before_anything_starts(
-    folder: Path, words: list[str], program: list[str], said: str
-) -> None:
-    with launch(folder, *words, program=tuple(program)) as running:
-        assert running.status() == 1
-    assert re.search(re.escape(said), running.text())
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("given", [None, "7"])
-def test_groups_agree_on_the_order_of_a_set(given: str | None, folder: Path, tmp_path: Path) -> None:
-    """A step that goes through a set of names would be another program in each of them."""
+def test_groups_agree_on_the_order_of_a_set(folder: Path, tmp_path: Path) -> None:
+    """A step that iterates over a set of names must be the same program in each group."""
     program = tmp_path / "program.py"
     program.write_text("print('hash', hash('a'))")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
-    environment |= {"PYTHONPATH": ABSOLUTE} | ({} if given is None else {"PYTHONHASHSEED": given})
-    command = [sys.executable, "-m", "jaxft_launch", "launch", "--groups", "2", "--folder", str(folder)]
-    command += [*NOWHERE, "--", "python", str(program)]
+    words = (*NOWHERE, "--groups", "2")
+    command = launch_command(folder, *words, program=("python", str(program)))
     ended = patience.run(command, env=environment, capture_output=True, text=True)
-    seed = {"PYTHONHASHSEED": given or "0"}
+    seed = {"PYTHONHASHSEED": "0"}
     alone = patience.run([sys.executable, str(program)], env=seed, capture_output=True, text=True)
     assert re.findall(r"hash -?\d+", ended.stdout + ended.stderr) == [alone.stdout.strip()] * 2
 
 
-def test_an_empty_path_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """As of a variable that is not set. It would be the current folder."""
-    for words in (["--folder", ""], ["--folder="]):
-        command = [sys.executable, "-m", "jaxft_launch", "launch", *words, "--", "true"]
-        here = os.environ | {"PYTHONPATH": ABSOLUTE}
-        ended = patience.run(command, cwd=tmp_path, env=here, capture_output=True, text=True)
-        assert ended.returncode == 2
-        assert ended.stderr.startswith(
-            "jaxft: --folder has an empty value, as from a shell variable that is not set"
-        )
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_second_launch_in_a_folder_is_refused_before_it_changes_anything(folder: Path) -> None:
-    """Their logs and events would be mixed, and the second coordinator would stand by without a word."""
+def test_a_second_launch_of_a_group_in_a_folder_is_refused_before_it_changes_anything(folder: Path) -> None:
+    """Launchers of different groups may share a folder, as in a Slurm array."""
     lives = ("made:up gate:go exit:0",)
-    with launch(folder, "--no-warm", program=(*FAKE, *lives)) as first:
+    with fakes(folder, "--group", "0", lives=lives) as first:
         first.until_file("up")
+        with fakes(folder, "--group", "1", lives=("exit:0",)) as other:
+            assert other.status() == 0, other.text()
         before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-        command = launch_command(folder, "--groups", "2", "--no-warm", program=(*FAKE, *lives))
+        command = launch_command(folder, *NOWHERE, "--group", "0", program=(*FAKE, *lives))
         second = patience.run(command, capture_output=True, text=True)
-        after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
         (folder / "go").touch()
         assert first.status() == 0, first.text()
-    assert second.returncode == 75
-    assert second.stdout == ""
+    assert (second.returncode, second.stdout) == (75, "")
     assert second.stderr == (
         f"jaxft: Another `jaxft launch` runs group-0 in --folder {folder}: name another folder, or end that launch "
         "first.\n"
     )
-    assert after == before
 
 
-@pytest.mark.parametrize(("second", "status"), [("1", 0), ("0", 75)])
-def test_launches_of_different_groups_may_share_a_folder(folder: Path, second: str, status: int) -> None:
-    """As those of a Slurm array. On NFS a lock counts for all hosts."""
-    with fakes(folder, "--group", "0", lives=("made:up-{group} gate:go exit:0",)) as running:
-        running.until_file("up-group-0")
-        with fakes(folder, "--group", second, lives=("exit:0",)) as beside:
-            assert beside.status() == status, beside.text()
-        assert running.process.poll() is None
-
-
-def test_a_coordinator_that_cannot_be_started_is_an_error_without_a_traceback(folder: Path) -> None:
-    (folder / "coordinator.log").mkdir(parents=True)
-    with launch(folder, program=("true",)) as running:
-        assert running.status() == 1
-    log = f"{folder}/coordinator.log"
-    assert (
-        f"jaxft: The coordinator cannot be started: [Errno 21] Is a directory: '{log}'.\n" in running.text()
-    )
-    assert "Traceback" not in running.text()
-
-
-@pytest.mark.parametrize("command", ["launch", "chaos"])
-def test_a_current_folder_that_was_removed_is_said(tmp_path: Path, command: str) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    words = [
-        "sh",
-        "-c",
-        'rmdir "$PWD"; exec "$@"',
-        "sh",
-        sys.executable,
-        "-m",
-        "jaxft_launch.__main__",
-        command,
-        "--",
-        "true",
-    ]
-    ended = patience.run(
-        words, capture_output=True, text=True, cwd=here, env={**os.environ, "PYTHONPATH": ABSOLUTE}
-    )
-    assert ended.returncode == 1
-    assert (
-        ended.stderr == "jaxft: The current folder does not exist any more. Change to one that does: cd ...\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("first", "why"),
-    [("#!/bin/sh\r\n", "No such file or directory"), ("true\n", "Exec format error")],
-)
-def test_a_script_that_cannot_be_run_says_why(folder: Path, tmp_path: Path, first: str, why: str) -> None:
-    """Such as one with the line ends of Windows: the kernel finds no interpreter of that name."""
+def test_a_script_that_cannot_be_run_says_why(folder: Path, tmp_path: Path) -> None:
+    """Such as a script with the line ends of Windows: the kernel finds no interpreter of that name."""
     script = tmp_path / "train"
-    script.write_bytes(first.encode())
+    script.write_bytes(b"#!/bin/sh\r\n")
     script.chmod(0o755)
     with launch(folder, *NOWHERE, "--max-restarts", "0", program=(str(script),)) as running:
         assert running.status() == 1
     assert (folder / "group-0.0.log").read_text() == (
-        f"jaxft cannot run {str(script)!r}: {why}. The first line of a script must name a program that is there, and "
-        "end as on Unix.\n"
+        f"jaxft cannot run {str(script)!r}: No such file or directory. The first line of a script must name a "
+        "program that is there, and end as on Unix.\n"
     )
 
 
-def test_a_machine_without_a_folder_for_temporary_files_is_told_what_to_do(folder: Path) -> None:
-    """As in a container whose file system cannot be written, but for one volume. No file may have a byte here."""
-    limited = "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
-    python = (sys.executable, "-c", f"import os, resource, sys; {limited}")
-    command = [*python, *launch_command(folder, *NOWHERE, program=("true",))]
-    ended = patience.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert "jaxft: There is no folder for temporary files: " in ended.stderr
-    assert ended.stderr.endswith(". Set TMPDIR to one on this machine.\n")
-
-
-@pytest.mark.parametrize("made", ["run", "run/events.jsonl/"])
-def test_a_folder_that_cannot_be_used_is_named(folder: Path, made: str) -> None:
-    path = folder.parent / made
-    if made.endswith("/"):
-        path.mkdir(parents=True)
-    else:
-        path.touch()
+def test_a_folder_that_cannot_be_used_is_named(folder: Path) -> None:
+    folder.touch()
     with fakes(folder, lives=("exit:0",)) as running:
         assert running.status() == 1
     assert f"jaxft: --folder {folder} cannot hold logs and events: " in running.text()
     assert "Traceback" not in running.text()
 
 
-def test_a_token_reaches_the_groups_of_a_coordinator_that_was_given(folder: Path) -> None:
-    show = ("sh", "-c", 'echo "token=$JAXFT_TOKEN coordinator=$JAXFT_COORDINATOR"')
-    with launch(folder, program=show, JAXFT_TOKEN="secret", JAXFT_COORDINATOR="head:7") as running:
-        assert running.status() == 0, running.text()
-    assert "[group-0] token=secret coordinator=head:7" in running.text()
-    assert not list(folder.glob("*.warm.log"))  # a shell is not forked from a warm process
-
-
-@pytest.mark.parametrize("elsewhere", [True, False])
-def test_certificates_are_for_a_coordinator_that_was_given(folder: Path, elsewhere: bool) -> None:
-    """The launcher's own has no TLS: a group that asks for it would not be admitted."""
-    show = ("sh", "-c", 'echo "tls=$JAXFT_TLS_CA,$JAXFT_TLS_CERT,$JAXFT_TLS_KEY."')
-    environment = {"JAXFT_TLS_CA": "ca.pem", "JAXFT_TLS_CERT": "group.pem", "JAXFT_TLS_KEY": "group.key"}
-    environment |= {"JAXFT_COORDINATOR": "head:7"} if elsewhere else {}
+@pytest.mark.parametrize("coordinator", ["head:7", ""])
+def test_credentials_are_for_a_coordinator_that_was_given(folder: Path, coordinator: str) -> None:
+    """The launcher's own has neither a token nor TLS: a group that asks for TLS would not be admitted."""
+    show = ("sh", "-c", 'echo "has $JAXFT_TOKEN,$JAXFT_TLS_CA,$JAXFT_TLS_CERT,$JAXFT_TLS_KEY."')
+    files = {"JAXFT_TLS_CA": "ca.pem", "JAXFT_TLS_CERT": "group.pem", "JAXFT_TLS_KEY": "group.key"}
+    environment = {**files, "JAXFT_TOKEN": "secret", "JAXFT_COORDINATOR": coordinator}
     with launch(folder, program=show, **environment) as running:
         assert running.status() == 0, running.text()
-    assert f"[group-0] tls={'ca.pem,group.pem,group.key' if elsewhere else ',,'}." in running.text()
+    assert f"[group-0] has {'secret,ca.pem,group.pem,group.key' if coordinator else ',,,'}." in running.text()
+    assert not list(folder.glob("*.warm.log"))  # a shell is not forked from a warm process

@@ -1,5 +1,4 @@
 import json
-import sys
 import typing
 from dataclasses import fields
 from pathlib import Path
@@ -7,7 +6,6 @@ from pathlib import Path
 from jaxft_launch.supervise._journal import Journal
 from jaxft_launch.supervise.core.entries import Entry, GroupRestarts, name_of
 from jaxft_launch.supervise.core.life import DEADLINES_S
-from tests import patience
 
 MANUAL = Path(__file__).parents[2] / "docs" / "clusters.md"
 
@@ -39,29 +37,6 @@ def test_a_full_disk_costs_events_and_says_so_once() -> None:
     (text,) = said
     assert "events cannot be written to /dev/full, and are lost until they can" in text
     assert "No space left on device" in text
-
-
-def test_an_event_that_fits_only_in_part_is_left_out(tmp_path: Path) -> None:
-    """A limit on the size of files takes what fits, as a full disk does."""
-    script = (
-        "import resource, sys\n"
-        "from pathlib import Path\n"
-        "from jaxft_launch.supervise._journal import Journal\n"
-        "from jaxft_launch.supervise.core.entries import GroupRestarts\n"
-        "said = []\n"
-        "journal = Journal(Path(sys.argv[1]), said.append)\n"
-        "event = GroupRestarts(group='group-1', life=1, wait_s=0.0)\n"
-        "journal.write(event)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (150, resource.RLIM_INFINITY))\n"
-        "journal.write(event)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
-        "journal.write(event)\n"
-        "print(said)\n"
-    )
-    file = tmp_path / "events.jsonl"
-    patience.run([sys.executable, "-c", script, str(file)], check=True)
-    lines = file.read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["group_restarts"] * 2
 
 
 def test_the_manual_has_each_event_with_its_fields() -> None:

@@ -14,14 +14,11 @@ from jaxft_launch.processes._python_command import PythonCommand, python_command
     ("options", "words"),
     [
         ("", "SCRIPT x"),
-        ("", "SCRIPT -u -m x"),
         ("", "-m a.b x"),
         ("-u", "SCRIPT"),
         ("-uO", "-m a.b"),
         ("-X dev", "SCRIPT"),
-        ("-Xdev -Wignore", "SCRIPT"),
         ("-W error -P -uB", "SCRIPT x"),
-        ("-uX dev", "SCRIPT"),
         ("--check-hash-based-pycs always", "SCRIPT"),
     ],
 )

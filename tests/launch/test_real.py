@@ -230,20 +230,7 @@ def test_a_rank_of_each_of_two_groups_is_killed_and_the_bits_stay(folder: Path, 
 
 
 @pytest.mark.long
-def test_a_group_of_which_one_rank_is_told_to_leave_is_drained_as_one(folder: Path) -> None:
-    """As by an operator of another host than the first."""
-    with training_ranks(folder, GROUPS[:1]) as job:
-        job.until_step(2, *ranks_of(("group-0",)))
-        os.kill(job.running.pids()[1], signal.SIGTERM)
-        assert job.running.status() == 0, job.running.text()
-    (ended,) = job.running.events("group_ended")
-    assert (ended["ending"], ended["status"]) == ("drained", 0)
-    steps = [[event["step"] for event in job.events(rank)] for rank in ranks_of(("group-0",))]
-    assert steps[0] == steps[1]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("raises", ["first", "in-manager", "leader"])
+@pytest.mark.parametrize("raises", ["in-manager", "leader"])
 def test_a_program_that_raises_in_one_rank_of_two_is_started_once_more(folder: Path, raises: str) -> None:
     """The other rank waits for it in a collective, and JAX's exit handlers would have each wait for the other."""
     with launch(folder, "--nproc", "2", program=(*GLOO, raises), JAX_PLATFORMS="cpu") as running:

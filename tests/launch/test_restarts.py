@@ -74,7 +74,7 @@ def test_what_the_job_refuses_is_not_tried_again() -> None:
     [(STEADY_S, KILLED, True), (STEADY_S - 1, KILLED, False), (STEADY_S, ERROR, False)],
 )
 def test_a_spare_that_stood_by_for_long_has_made_progress(
-    lived_s: float, how: dict[str, Any], again: bool
+    lived_s: float, how: dict[str, Any], *, again: bool
 ) -> None:
     decision = decide(Past(4, 2, 1), max_restarts=2, stands_by=True, lived_s=lived_s, **how)
     assert decision == Restart(0.0, Past(4)) if again else isinstance(decision, GiveUp)

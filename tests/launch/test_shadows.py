@@ -43,7 +43,7 @@ def processes(tmp_path: Path, folder: Path) -> Iterator[Processes]:
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_program_elsewhere_does_not_meet_them(processes: Processes, folder: Path, warm: bool) -> None:
+def test_a_program_elsewhere_does_not_meet_them(processes: Processes, folder: Path, *, warm: bool) -> None:
     import jax
 
     script = folder.parent / "source" / "train.py"

@@ -29,14 +29,6 @@ match sys.argv[1:]:
     case ["wait"]:
         print("up", flush=True)
         signal.pause()
-    case ["work"]:
-        import subprocess
-        worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        print("up", flush=True)
-        signal.sigwait({signal.SIGTERM})
-        worker.communicate(b"done")
-        print("the worker has ended with", worker.returncode, flush=True)
     case ["show"]:
         own = os.getpgrp() == os.getpid()
         print(__name__, sys.argv[0], sys.path[0], os.environ["WHAT"], own, jax.devices()[0].platform)
@@ -46,6 +38,16 @@ match sys.argv[1:]:
     case ["draw"]:
         import random, numpy
         print(random.random(), numpy.random.random())
+"""
+
+WORKER = """
+import signal, subprocess, sys
+worker = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("up", flush=True)
+signal.sigwait({signal.SIGTERM})
+worker.communicate(b"done")
+print("the worker has ended with", worker.returncode, flush=True)
 """
 
 # Two groups with a token: their first step, and then which modules they have imported for it.
@@ -145,20 +147,15 @@ def test_a_fork_ends_with_the_status_of_its_program(
         assert ("Traceback" in log) == (status != 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "cold"),
-    [
-        (("-u", "-W", "ignore"), False),
-        pytest.param(("-u", "-W", "ignore"), True, marks=pytest.mark.long),
-        pytest.param(("-O",), False, marks=pytest.mark.long),
-        pytest.param(("-P",), False, marks=pytest.mark.long),
-        pytest.param(("-P",), True, marks=pytest.mark.long),
-    ],
+    [(("-u", "-W", "ignore"), False), (("-O",), False), (("-P",), False), (("-P",), True)],
 )
 def test_a_program_has_the_options_of_its_command(
-    options: tuple[str, ...], cold: bool, tmp_path: Path, program: Path
+    options: tuple[str, ...], tmp_path: Path, program: Path, *, cold: bool
 ) -> None:
-    """And the statuses: with an option, too, errors of the library differ from those of the program."""
+    """And the statuses: with an option, too, errors of the library differ from errors of the program."""
     with Processes(tmp_path, cwd=tmp_path) as processes:
         started = {"environment": {"JAX_PLATFORMS": "cpu", "WHAT": "its own"}}
         warm = None if cold else processes.start_warm("warm", options=options, **started)
@@ -188,43 +185,42 @@ def test_a_fork_is_like_a_process_that_python_started(
     assert devices == "2,3"
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The program VARIABLES, and its output in a process that has not imported JAX before."""
+    program = tmp_path_factory.mktemp("variables") / "variables.py"
+    program.write_text(VARIABLES)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(program), "import jax", "on"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "float64 3 True" in done.stdout
+    return program, done.stdout
+
+
 @pytest.mark.parametrize(
-    "statement",
-    [
-        "import jax",
-        "import jax.numpy as jnp",
-        "from jax import numpy",
-        "from jax.numpy import ones; ones(1)",
-        "from jax.sharding import Mesh",
-    ],
+    "statement", ["import jax", "from jax.numpy import ones; ones(1)", "from jax.sharding import Mesh"]
 )
 def test_a_program_sets_variables_of_jax_before_it_imports_it(
-    statement: str, tmp_path: Path, processes: Processes, warm: Warm
+    statement: str, alone: tuple[Path, str], processes: Processes, warm: Warm
 ) -> None:
-    """As in a process that has not imported JAX: otherwise a fork trains with other bits than the program alone."""
-    program = tmp_path / "variables.py"
-    program.write_text(VARIABLES)
+    """Otherwise a fork trains with other bits than the program alone."""
+    program, expected = alone
     child = run(processes, warm, program, statement, "on")
     assert ended(child) == 0, child.log.read_text()
     assert child.warm
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(program), statement, "on"]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "float64 3 True" in alone.stdout
-    assert child.log.read_text() == alone.stdout
+    assert child.log.read_text() == expected
 
 
 def test_a_variable_that_jax_would_refuse_ends_the_program(
-    tmp_path: Path, processes: Processes, warm: Warm
+    alone: tuple[Path, str], processes: Processes, warm: Warm
 ) -> None:
-    program = tmp_path / "variables.py"
-    program.write_text(VARIABLES)
-    child = run(processes, warm, program, "import jax", "maybe")
+    child = run(processes, warm, alone[0], "import jax", "maybe")
     assert ended(child) == 1
     assert "JAX cannot be imported with these environment variables: ValueError: " in child.log.read_text()
     assert "maybe" in child.log.read_text()
 
 
+@pytest.mark.long
 def test_a_program_removes_a_variable_of_jax_before_it_imports_it(tmp_path: Path) -> None:
     """Others are read as JAX reads them, or not at all."""
     program = tmp_path / "removes.py"
@@ -263,10 +259,9 @@ def test_a_module_runs_as_with_python(processes: Processes, warm: Warm) -> None:
     assert child.log.read_text() == "__main__ ['x']\n"
 
 
-@pytest.mark.parametrize("text", ["def f():\n    1 / 0\nf()", "import ast\nast.parse('(')", "print((\n"])
-def test_a_failure_in_a_fork_is_printed_as_by_python(processes: Processes, warm: Warm, text: str) -> None:
-    script = processes.folder / f"fails-{len(processes._children)}.py"
-    script.write_text(text)
+def test_a_failure_in_a_fork_is_printed_as_by_python(processes: Processes, warm: Warm) -> None:
+    script = processes.folder / "fails.py"
+    script.write_text("def f():\n    1 / 0\nf()")
     child = run(processes, warm, script)
     assert child.warm
     assert ended(child) == 1
@@ -300,10 +295,15 @@ def test_sigterm_ends_a_fork_and_not_its_warm_process(
 
 @pytest.mark.parametrize("cold", [False, True])
 def test_sigterm_leaves_the_workers_of_a_program_to_it(
-    cold: bool, processes: Processes, warm: Warm, program: Path
+    processes: Processes, warm: Warm, tmp_path: Path, *, cold: bool
 ) -> None:
     """A loader of torch raises an exception if its worker is killed, and the program could not finish its step."""
-    assert_drains(run(processes, None if cold else warm, program, "work"))
+    (tmp_path / "work.py").write_text(WORKER)
+    child = run(processes, None if cold else warm, tmp_path / "work.py")
+    patience.until(lambda: "up" in child.log.read_text(), "the worker")
+    child.terminate()
+    assert ended(child) == 0
+    assert child.log.read_text().endswith("the worker has ended with 0\n")
 
 
 def test_in_a_shell_that_stays_sigterm_reaches_the_program(processes: Processes) -> None:
@@ -316,14 +316,6 @@ def test_in_a_shell_that_stays_sigterm_reaches_the_program(processes: Processes)
     child.terminate()
     assert ended(child) == 0
     assert {"up", "told", "its program, too"} <= set(child.log.read_text().splitlines())
-
-
-def assert_drains(child: Child) -> None:
-    """Send SIGTERM to a program with a worker: the program gets it, and its worker does not."""
-    patience.until(lambda: "up" in child.log.read_text(), "the worker")
-    child.terminate()
-    assert ended(child) == 0
-    assert child.log.read_text().endswith("the worker has ended with 0\n")
 
 
 @pytest.mark.long
@@ -343,6 +335,7 @@ def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
         assert ended(later) == 5
 
 
+@pytest.mark.long
 def test_leaving_asks_forks_to_end_before_their_warm_process(tmp_path: Path, program: Path) -> None:
     with Processes(tmp_path, cwd=tmp_path) as processes:
         warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
@@ -381,6 +374,7 @@ def exists(pid: int) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_a_warm_process_does_not_outlive_its_launcher(tmp_path: Path, program: Path) -> None:
     script = (
         "import pathlib, signal, sys\n"
