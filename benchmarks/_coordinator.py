@@ -1,4 +1,4 @@
-"""A coordinator in a separate process, and what it uses of the machine."""
+"""A coordinator in a separate process, and its use of the machine."""
 
 import contextlib
 import re
@@ -52,7 +52,7 @@ def coordinator(*options: str, http: bool = False) -> Iterator[Coordinator]:
 
 
 def _said(log: IO[str], pattern: str) -> str:
-    """What the first line with the pattern says. gRPC may write its own lines first."""
+    """The match in the first line with the pattern. gRPC may write its own lines first."""
     lines: list[str] = []
     for line in log:
         if found := re.search(pattern, line):

@@ -31,10 +31,10 @@ class Forks:
 
     def fork(self) -> "Forked":
         """Return a new process; waits for the imports."""
-        told, tell = os.pipe()
+        orders, tell = os.pipe()
         heard, hear = os.pipe()
-        socket.send_fds(self._sock, [b"f"], [told, hear])
-        os.close(told)
+        socket.send_fds(self._sock, [b"f"], [orders, hear])
+        os.close(orders)
         os.close(hear)
         pid = self._sock.recv(4)
         if len(pid) != 4:

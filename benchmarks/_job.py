@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 
 def of_peer(side: TorchFT | None, measure: Callable[[TorchFT], T]) -> T | None:
-    """What was measured of TorchFT; None if it is not available, or did not continue."""
+    """TorchFT's measurement; None if it is not available, or did not continue."""
     try:
         return None if side is None else measure(side)
     except WorkerFailed as error:
@@ -191,7 +191,7 @@ class Group(Worker):
             worker.kill()
 
     def keep_to(self, core: int) -> None:
-        """Have all threads that its process has, and those that these start, run on one core."""
+        """Run all threads of its process, now and later, on one core."""
         for thread in Path(f"/proc/{self.pid}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
                 os.sched_setaffinity(int(thread.name), {core})

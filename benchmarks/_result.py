@@ -1,7 +1,7 @@
 """The results of a benchmark: rows of figures, as a table and as JSON.
 
-Every figure is a cost: less is better. A ratio is how many times as fast ours is: 1.3 beside a peer means that the
-peer takes 1.3 times as long; 0.8 beside a limit means that ours takes 1.25 times what is possible.
+Every figure is a cost: less is better. A ratio is how many times as fast ours is: 1.3 against a peer means that the
+peer takes 1.3 times as long; 0.8 against a limit means that ours takes 1.25 times the least possible time.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Row:
     """One case: medians of interleaved rounds; None where there is no figure.
 
     Attributes:
-        case: what was measured; unique within its benchmark.
+        case: the measured case; unique within its benchmark.
         unit: of the figures: ms, s, µs, CPU s/GB, MiB, ...
         ours: the cost of jaxft.
         peer: the cost of TorchFT.
@@ -48,7 +48,7 @@ class Row:
         spread: of ours, the middle half of its rounds over the median.
         rounds: the number of counted rounds.
         goal: the goal.
-        note: what a reader must know about this row.
+        note: for the reader of this row.
     """
 
     case: str
@@ -98,7 +98,7 @@ class Row:
 
 
 def times(variant: Sequence[float], other: Sequence[float], name: str = "the default") -> str:
-    """What a variant costs, beside what is measured by default, or something else."""
+    """The cost of a variant, compared with the default or with something else."""
     return f"{statistics.median(variant) / statistics.median(other):.2f} times {name}"
 
 

@@ -1,6 +1,6 @@
 """A training worker's connection to its parent: events out; "make", "enter" and "stop" in.
 
-Standard library only, because the peer's workers use it too. The lines are those of `benchmarks._worker`.
+Standard library only, because the peer's workers use it too. `benchmarks._worker` documents the lines.
 """
 
 import json
@@ -35,9 +35,9 @@ class Words:
         line = sys.stdin.readline()
         if not line:
             sys.exit(0)
-        told = json.loads(line)
-        assert told["do"] == word, f"got the command {told['do']} instead of {word}"
-        return told["with"]
+        command = json.loads(line)
+        assert command["do"] == word, f"got the command {command['do']} instead of {word}"
+        return command["with"]
 
     def listen(self) -> None:
         """Start to listen for the parent's stop, and end when the parent is gone."""

@@ -153,9 +153,9 @@ def serve(commands: object) -> None:
     import traceback
 
     for line in sys.stdin:
-        told = json.loads(line)
+        command = json.loads(line)
         try:
-            answer = {"result": getattr(commands, told["do"])(**told["with"])}
+            answer = {"result": getattr(commands, command["do"])(**command["with"])}
         except Exception:  # the parent raises it
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), flush=True)

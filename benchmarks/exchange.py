@@ -47,12 +47,12 @@ class Options:
     big_rounds: int = 4
     """The same, from 64 MB on."""
     python: bool = False
-    """Also the exchange in Python, in the same rounds: what the compiled lane saves."""
+    """Also the exchange in Python, in the same rounds: the saving of the compiled lane."""
     token: bool = False
-    """Also the exchange of groups with a token, in the same rounds: what a MAC in place of each checksum costs."""
+    """Also the exchange of groups with a token, in the same rounds: the cost of a MAC in place of each checksum."""
 
     threads: tuple[int, ...] = ()
-    """Also exchanges with so many threads, in the same rounds; one has at most one for each 4 MiB."""
+    """Also exchanges with these numbers of threads, in the same rounds; each has at most one for each 4 MiB."""
 
     @property
     def variants(self) -> dict[str, dict[str, Any]]:

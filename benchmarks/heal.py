@@ -47,7 +47,7 @@ class Options:
     leaves: int = 150
     """Leaves of the state."""
     rounds: int = 7
-    """Rounds for states below 1 GB, after one that is not counted."""
+    """Rounds for states below 1 GB, after an uncounted one."""
     big_rounds: int = 3
     """Rounds for states of 1 GB and more."""
     http_chunks: tuple[int, ...] = (0, 2, 4, 8)
@@ -61,7 +61,7 @@ class Options:
     capped_rounds: int = 3
     """Rounds with capped donors."""
     token: bool = False
-    """Also the heal with a token, in the same rounds: what a MAC in place of each checksum costs."""
+    """Also the heal with a token, in the same rounds: the cost of a MAC in place of each checksum."""
 
 
 class WrongState(Exception):
@@ -95,7 +95,7 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
     with _ours(leaves, token=options.token) as (ways, held), _theirs(leaves, options.http_chunks) as theirs:
         found = _rounds({**ways, **theirs}, counted, held)
     state_bytes = 4 * sum(leaves)
-    ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
+    ms = {name: [1e3 * each["seconds"] for each in rounds] for name, rounds in found.items()}
     http = {name: samples for name, samples in ms.items() if name.startswith("HTTP")}
     default = http.get(f"HTTP in {_chunks(0)}", ())
     best = min(http, key=lambda name: statistics.median(http[name]), default="")
@@ -125,7 +125,7 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
         add(f"from {_donors(count)}, with a token", way, limit=f"bare fresh {count}", note=note)
     note = times(ms["heal by 2 ranks"], ms["heal 1"], "one process")
     add("to 2 ranks, a half each", "heal by 2 ranks", limit="bare fresh 2", note=note)
-    peaks = [one["peak_bytes"] / state_bytes for one in found["heal 1"]]
+    peaks = [each["peak_bytes"] / state_bytes for each in found["heal 1"]]
     rows.append(Row.of(f"{case}: the joiner's peak memory", "x state", peaks, goal=Goal(most=_PEAK)))
     if http:
         medians = ", ".join(f"{name} {statistics.median(samples):.0f} ms" for name, samples in http.items())
@@ -134,7 +134,7 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
 
 @contextlib.contextmanager
 def _ours(leaves: list[int], *, token: bool) -> Iterator[tuple[dict[str, _Way], list[int]]]:
-    """Our ways, by name, and the sums of what the donors hold."""
+    """Our ways, by name, and the sums of the donors' state."""
     made = [Worker("benchmarks._ours.heal") for _ in range(6)]
     with workers(*made) as (joiner, *donors, other_joiner, left, right):
         held = [_hold(donor, leaves, number=number) for number, donor in enumerate(donors)]
@@ -145,7 +145,7 @@ def _ours(leaves: list[int], *, token: bool) -> Iterator[tuple[dict[str, _Way], 
         def by_ranks() -> dict[str, Any]:
             return {**_heal_by_ranks(parts, half), "sums": held[0]["sums"]}
 
-        plain = [one["plain"] for one in held]
+        plain = [each["plain"] for each in held]
 
         def bare(count: int, *, reused: bool) -> _Way:
             arguments = {"plain": plain[:count], "sizes": leaves, "reused": reused}
@@ -181,7 +181,7 @@ def _heal_by_ranks(
     found = [joiner.hear(_patience(leaves)) for joiner, *_ in parts]
     if any(one["sums"] != held["sums"] for one, (*_, held) in zip(found, parts, strict=True)):
         raise WrongState("a rank healed to other values than its donor holds")
-    begins, ends = zip(*(one["span"] for one in found), strict=True)
+    begins, ends = zip(*(each["span"] for each in found), strict=True)
     return {"seconds": max(ends) - min(begins)}
 
 
@@ -196,7 +196,7 @@ def _heal(
     for donor in donors:
         donor.ask("pin")
     joiner.ask("make_room", size_bytes=4 * sum(leaves))
-    addresses = [one["addresses"][token] for one in held[: len(donors)]]
+    addresses = [each["addresses"][token] for each in held[: len(donors)]]
     return joiner.ask("heal", addresses=addresses, sizes=leaves, token=token, timeout_s=_patience(leaves))
 
 
@@ -273,7 +273,7 @@ def _measure_capped(options: Options) -> list[Row]:
         if pair:
             ways["HTTP"] = _http(pair[0], pair[1], leaves, host=hosts.address(names[0]))
         found = _rounds(ways, options.capped_rounds, held[0]["sums"])
-    ms = {name: [1e3 * one["seconds"] for one in rounds] for name, rounds in found.items()}
+    ms = {name: [1e3 * each["seconds"] for each in rounds] for name, rounds in found.items()}
     each = f"{options.capped_megabytes:g} MB over {options.capped_megabits:g} Mbit/s each"
     return [
         Row.of(

@@ -121,9 +121,9 @@ def measure(
             job.cores = {last: last_core, **dict.fromkeys(others, first_core)}
         job.start()
         for number in range(options.warm_ups + count):
-            beside = options.warm_ups <= number < options.warm_ups + unrelated
+            unrelated_too = options.warm_ups <= number < options.warm_ups + unrelated
             joiner = last if own_core else job.names[number % shape.groups]
-            one = _join(job, joiner, options.settled, beside=beside)
+            one = _join(job, joiner, options.settled, unrelated_too=unrelated_too)
             if number >= options.warm_ups:
                 for name, values in vars(one).items():
                     getattr(found, name).extend(values)
@@ -131,13 +131,13 @@ def measure(
     return found
 
 
-def _join(job: Job, name: str, settled: int, *, beside: bool) -> Joins:
+def _join(job: Job, name: str, settled: int, *, unrelated_too: bool) -> Joins:
     job.prepare(name)
     watched = next(group for other, group in job.groups.items() if other != name)
     normal_ms = {job.shape.groups: _normal_ms(watched, job.shape.groups, settled)}
     job.kill(name)
     normal_ms[job.shape.groups - 1] = _normal_ms(watched, job.shape.groups - 1, settled)
-    beside_ms = [_beside_an_unrelated_group(job, watched)] if beside else []
+    beside_ms = [_beside_an_unrelated_group(job, watched)] if unrelated_too else []
     joiner = job.enter(name)
     entered_s = joiner.event("entering")["at_s"]
     first, heal_ms = _first_contribution(joiner)

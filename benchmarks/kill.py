@@ -188,5 +188,5 @@ def note_of(shape: Shape, kills: Kills, slow: Kills | None, fast: Kills | None) 
         )
 
     sides = (("ours", kills), ("TorchFT by default", slow), ("TorchFT at its best (in the table)", fast))
-    said = "; ".join(words(name, found) for name, found in sides if found is not None)
-    return f"{shape.step_ms:g} ms, {shape.megabytes:g} MB: {said}."
+    text = "; ".join(words(name, found) for name, found in sides if found is not None)
+    return f"{shape.step_ms:g} ms, {shape.megabytes:g} MB: {text}."

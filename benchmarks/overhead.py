@@ -30,7 +30,7 @@ class Options:
     groups: tuple[int, ...] = (1, 2)
     """Jobs to measure, in groups."""
     processes: tuple[int, ...] = (2,)
-    """Also jobs of the most groups with so many processes each."""
+    """Also jobs of the most groups with these numbers of processes each."""
     megabytes: float = 8.0
     """Gradients, in MiB."""
     rounds: int = 60
@@ -101,8 +101,8 @@ def note_of(shape: Shape, ours: list[Event], theirs: list[Event]) -> str:
         beyond_ms = median("exchange_s", "plain_s", of="took_s")
         return f"{name} {beyond_ms:+.2f} ms beyond plain and exchange ({times_ms} ms)"
 
-    said = [words(name, steps) for name, steps in (("ours", ours), ("TorchFT", theirs)) if steps]
-    return f"{_groups(shape)}, {shape.step_ms:g} ms: {'; '.join(said)}."
+    texts = [words(name, steps) for name, steps in (("ours", ours), ("TorchFT", theirs)) if steps]
+    return f"{_groups(shape)}, {shape.step_ms:g} ms: {'; '.join(texts)}."
 
 
 def _groups(shape: Shape) -> str:

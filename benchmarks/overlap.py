@@ -14,7 +14,7 @@ from benchmarks.overhead import measure
 
 @dataclass(frozen=True)
 class Options:
-    """Compare an overlapped step with one that is not."""
+    """Compare an overlapped step with an ordinary one."""
 
     overlaps: tuple[int, ...] = (2, 4, 8)
     """Numbers of parts."""
@@ -52,7 +52,7 @@ def _row(shape: Shape, overlap: int, steps: list[Event], whole_s: float) -> Row:
     return Row.of(
         f"2 groups, {shape.step_ms:g} ms steps, {shape.megabytes:g} MB: overlap={overlap}",
         "ms",
-        [1e3 * one for one in took_s],
+        [1e3 * each for each in took_s],
         limit=[shape.step_ms],
         note=f"{whole_s / statistics.median(took_s):.2f} times as fast as overlap=1 ({spent} ms)",
     )

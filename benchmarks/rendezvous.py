@@ -1,9 +1,9 @@
 """How long a vote and its decision take: all groups vote at once, and the round ends when all have the decision.
 
 Ours is a coordinator in a separate process, and the peer is TorchFT's lighthouse; for each, a second process acts for
-all groups, with one connection per group. The clients are those of real groups (Python's gRPC, and TorchFT's own in a
-thread per group), so this is the time of a decision on a machine that all of them share. The limit is plain sockets
-between two processes, which carry as few bytes as ours and decide nothing. The implementations take turns, a few
+all groups, with one connection per group. The clients are the same as in real groups (Python's gRPC, and TorchFT's
+own in a thread per group), so this is the time of a decision on a shared machine. The limit is plain sockets between
+two processes, which carry as few bytes as ours and decide nothing. The implementations take turns, a few
 rounds each; every decision is checked.
 """
 
@@ -22,7 +22,7 @@ from benchmarks._coordinator import Coordinator, coordinator
 from benchmarks._result import Goal, Row, times
 from benchmarks._worker import Worker, WorkerFailed, workers
 
-# From so many groups on. The peer's replies list every member, and cost more the more there are.
+# From this many groups on. The peer's replies list every member, and cost more the more there are.
 _GOALS = {2: Goal(peer=1.0), 64: Goal(peer=2.5), 256: Goal(peer=5.0)}
 _STATE_GROUPS = 64
 # With one Rust thread its clients were no slower than with one per core, and a third faster with 2 groups.
@@ -169,9 +169,7 @@ def _interleaved(
 
 
 def _resources(options: Options, groups: int, held: Coordinator, round_ms: Sequence[float]) -> list[Row]:
-    time.sleep(
-        options.idle_s
-    )  # for two seconds after a round it is still busy with what the round has left behind
+    time.sleep(options.idle_s)  # for two seconds after a round it is still busy with the rest of the round
     began_s, before_s = time.monotonic(), held.cpu_s()
     time.sleep(options.idle_s)
     idle = (held.cpu_s() - before_s) / (time.monotonic() - began_s)

@@ -1,4 +1,4 @@
-"""SIGKILL or a drain of one of two groups with a spare: until a commit includes the spare's contribution.
+"""SIGKILL or a drain of a group of two with a spare: until a commit includes the spare's contribution.
 
 Steps are counted from the one under way, and from the first that is committed without the group. For a kill, 0 after
 the latter means that the spare computed shards of the very step in which the group was lost, or of the next if that
@@ -34,7 +34,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Handover:
-    """What a kill or a drain cost.
+    """The cost of a kill or a drain.
 
     Attributes:
         later: steps from the first commit without the group to the spare's contribution.
@@ -97,12 +97,12 @@ def rows_of(case: str, found: Sequence[Handover], normal_ms: float, *, drained: 
     def most(what: str, values: Sequence[int], goal: float | None) -> Row:
         return Row(f"{case}: {what}, most", "steps", max(values), goal=Goal(most=goal), rounds=len(found))
 
-    after_ms = [one.after_ms for one in found]
-    longest_ms = [one.longest_ms for one in found]
+    after_ms = [each.after_ms for each in found]
+    longest_ms = [each.longest_ms for each in found]
     return [
-        most("later than the first step without the group", [one.later for one in found], 0.0),
-        most("after the step under way", [one.steps for one in found], 1.0),
-        most("tried again", [one.tried_again for one in found], 0.0 if drained else None),
+        most("later than the first step without the group", [each.later for each in found], 0.0),
+        most("after the step under way", [each.steps for each in found], 1.0),
+        most("tried again", [each.tried_again for each in found], 0.0 if drained else None),
         Row.of(f"{case}: to the spare's contribution", "ms", after_ms, limit=[normal_ms]),
         Row.of(f"{case}: the other group's longest step", "ms", longest_ms, limit=[normal_ms]),
     ]

@@ -104,7 +104,7 @@ def program_of(
 def own_flags_of(
     example: Example, groups: Sequence[str], devices: Sequence[int]
 ) -> dict[str, dict[str, str]]:
-    """Return each group's own flags: in turn, one of these numbers of simulated devices.
+    """Return each group's own flags: in turn, these numbers of simulated devices.
 
     Raises:
         LaunchError: the example's bits depend on the number of devices.
@@ -113,7 +113,7 @@ def own_flags_of(
         return {}
     if not example.any_mesh:
         raise LaunchError(
-            f"--devices is for examples whose arithmetic is the same on any number of devices; that of "
+            f"--devices is for examples whose arithmetic is the same on any number of devices; the arithmetic of "
             f"{example.module} is not (see docs/meshes.md)"
         )
     return {

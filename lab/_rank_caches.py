@@ -1,8 +1,8 @@
 """Imported by the warm processes of storms: every rank keeps its compiled programs in JAX's persistent cache.
 
 JAX lets process 0 alone write to the cache, for all. On the CPU that leaves the other ranks without one: the key of
-an entry hashes the description of the devices, and that of a CPU device names its process (a GPU's does not). Ranks
-of simulated devices would compile everything again at each return.
+an entry hashes the description of the devices, and on the CPU (not on a GPU) that names their process. Ranks of
+simulated devices would compile everything again at each return.
 """
 
 from typing import Any

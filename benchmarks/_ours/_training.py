@@ -22,7 +22,7 @@ class Batches:
     """`batch_for(step, shard)`: takes as long as a device would; deterministic."""
 
     def __init__(self, shard_ms: float, noise: list[jax.Array]) -> None:
-        self.busy_s = 0.0  # of the last shard: what the sleep really took
+        self.busy_s = 0.0  # of the last shard: the real length of the sleep
         self._shard_s = shard_ms / 1e3
         self._noise = noise
 
@@ -52,10 +52,10 @@ def make_step(mean: Callable[[Any], Any]) -> Callable[[State, dict[str, Any]], t
 
 
 def _gradient(param: jax.Array, scale: Any, noise: jax.Array) -> jax.Array:
-    """A gradient that lies in memory before it is used, as that of a model, which a matrix product makes.
+    """A gradient that lies in memory before it is used, as a model's, which a matrix product makes.
 
     Outside of a branch, XLA would compute it within the update. A plain step would then write and read less than any
-    step of a model, and less than that of the peer.
+    step of a model, and less than the peer's.
     """
     return lax.cond(scale < 2.0, lambda: scale * noise + DECAY * param, lambda: jnp.zeros_like(param))
 

@@ -52,7 +52,7 @@ class Member:
             )
             for token in (False, True)
         }
-        return [*(one.port for one in self._listeners.values()), self._plain.getsockname()[1]]
+        return [*(each.port for each in self._listeners.values()), self._plain.getsockname()[1]]
 
     def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
         """Connect to the others with bare sockets; with jaxft, the first exchange of each kind does."""

@@ -1,6 +1,6 @@
 """Many groups in one process: each has a separate stream to a coordinator, votes, and waits for the decision.
 
-The messages and the library are those of real groups. Only the bytes are encoded once for all of them, because one
+The messages and the library are the same as in real groups. Only the bytes are encoded once for all, because one
 process stands in for as many machines as there are groups.
 """
 
@@ -86,7 +86,7 @@ class _Groups:
         quorum = _decoded(quorums.pop())
         if quorums or not isinstance(quorum, m.NewQuorum) or len(quorum.members) != groups:
             raise ValueError(
-                f"{groups} groups got {1 + len(quorums)} different quorums instead of one of all groups"
+                f"{groups} groups got {1 + len(quorums)} different quorums instead of a common one"
             )
         self._quorum_id, self._step = quorum.quorum_id, quorum.step
         self._tasks |= {asyncio.create_task(self._read(group)) for group in self._groups}

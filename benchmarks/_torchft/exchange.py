@@ -44,7 +44,7 @@ class Group:
         # Each member's gradients are the same random numbers, as many times as its place: the mean is known at once.
         numbers = torch.rand(sum(sizes), generator=torch.Generator().manual_seed(0))
         self._mine = ((self._me + 1) * numbers).to(getattr(torch, dtype))
-        self._grads = torch.empty_like(self._mine)  # what is averaged is overwritten
+        self._grads = torch.empty_like(self._mine)  # an average overwrites its input
         self._wanted = (self._members + 1) / 2 * numbers
         self._stride = 1
 

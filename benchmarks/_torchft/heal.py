@@ -45,7 +45,7 @@ class Side:
     # ---- HTTP ----
 
     def offer_http(self, chunks: int, host: str) -> str:
-        """Serve the state in so many chunks; returns the address of it. The server's own names the machine."""
+        """Serve the state in this many chunks; returns its address. The server's own names the machine."""
         transport = HTTPTransport(TIMEOUT, chunks)
         transport.send_checkpoint([1], STEP, self._state, TIMEOUT)
         self._http[chunks] = transport

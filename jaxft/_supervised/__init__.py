@@ -1,1 +1,1 @@
-"""What a process tells its supervisor."""
+"""The signs of life that a process gives its supervisor."""

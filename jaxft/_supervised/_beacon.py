@@ -1,4 +1,4 @@
-"""What a process of a group tells its supervisor, which is another process.
+"""The signs of life that a process of a group gives its supervisor, which is another process.
 
 It writes its current phase to the file that the environment names (JAXFT_PHASE_FILE), and touches the file every
 second as long as its threads run; at its end, also that its group was drained. On SIGUSR2 it prints where its threads
@@ -39,7 +39,7 @@ def beacon_of_process() -> "Beacon | None":
 
 
 class Beacon:
-    """Observes the steps of this process, and tells the supervisor about it until the process ends."""
+    """Observes the steps of this process, and reports them to the supervisor until the process ends."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -51,7 +51,7 @@ class Beacon:
         self._committed = 0
         self._phase = ""
         self._waits_alone: Callable[[], bool] = lambda: False
-        # So that the last phase to be entered is the last one that is written. A signal handler may announce, too.
+        # So that the last entered phase is the last written phase. A signal handler may announce, too.
         self._telling = threading.RLock()
         _say_stacks_on_sigusr2()
         self._try(WordFile.touch)
@@ -59,15 +59,15 @@ class Beacon:
 
     @staticmethod
     def joins(coordinator: str, group: str) -> None:
-        """Warn if the program joins as another group, or elsewhere, than its supervisor has told it."""
-        told = (os.environ.get("JAXFT_COORDINATOR", coordinator), os.environ.get("JAXFT_GROUP", group))
-        if (coordinator, group) != told:
+        """Warn if the program joins as another group, or elsewhere, than its supervisor expects."""
+        expected = (os.environ.get("JAXFT_COORDINATOR", coordinator), os.environ.get("JAXFT_GROUP", group))
+        if (coordinator, group) != expected:
             _log.warning(
                 "[jaxft] `jaxft launch` started this program as group %r of the coordinator %s, but it joins %s as "
                 "%r. Groups of one name evict one another, and the launcher's coordinator is left without groups. "
                 "Leave both arguments out of jaxft.Manager(...), or pass them to the program as {coordinator} and "
                 "{group} in its command.",
-                *(told[1], told[0], coordinator, group),
+                *(expected[1], expected[0], coordinator, group),
             )
 
     def begins(self, step: int) -> None:
@@ -83,7 +83,7 @@ class Beacon:
         self._tell(OUTSIDE, call.report.step)
 
     def close(self, reason: str) -> None:
-        """The beacon goes on until the process ends."""
+        """The beacon lives until the process ends."""
 
     def drained(self, step: int) -> None:
         """Tell that the group was drained: its status 0 does not mean that the job is done."""
@@ -99,7 +99,7 @@ class Beacon:
         self._tell(STRANDED, 0)
 
     def stranded_while(self, waits_alone: Callable[[], bool]) -> None:
-        """Tell that the group has found none yet, while `waits_alone` says so: it is asked every second."""
+        """Tell that the group has found none yet, while `waits_alone` returns true: it is asked every second."""
         self._waits_alone = waits_alone
 
     def _tell(self, phase: str, step: int) -> None:
@@ -130,14 +130,14 @@ class Beacon:
 
     def _tell_if_alone(self) -> None:
         with self._telling:
-            alone, told = self._waits_alone(), self._phase == STRANDED
-            if alone and not told:
+            alone, announced = self._waits_alone(), self._phase == STRANDED
+            if alone and not announced:
                 self._tell_now(STRANDED, 0)
-            elif told and not alone:
+            elif announced and not alone:
                 self._tell_now(WAIT, 0)
 
     def _tell_if_over(self) -> None:
-        """Python waits for all threads, so one that never ends would keep the process for good."""
+        """Python waits for all threads, so an endless thread would keep the process for good."""
         with self._telling:
             if not threading.main_thread().is_alive() and self._phase not in (
                 "",
@@ -157,7 +157,7 @@ class Beacon:
         except OSError as error:
             if self._has_failed.acquire(blocking=False):
                 _log.warning(
-                    "[jaxft] cannot write to %s, where this process tells its supervisor its phase: %s. It goes on. "
+                    "[jaxft] cannot write to %s, this process's phase for its supervisor: %s. It continues. "
                     "The supervisor restarts it if that lasts longer than --deadlines allows.",
                     *(self._file, error),
                 )

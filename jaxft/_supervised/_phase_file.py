@@ -6,15 +6,15 @@ import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Each record overwrites the last one in place, at the same length, so that no death leaves half a record. A reader
+# Each record overwrites its predecessor in place, at the same length, so that no death leaves half a record. A reader
 # may still see the beginning of one and the end of another, so each ends with a checksum.
 WORD_BYTES = 250
 _CHECKSUM_BYTES = 8
 # The last phase of a group that was drained.
 DRAINED = "drained"
-# That of a group that came too late: its job was finished without it.
+# The phase of a group that came too late: its job was finished without it.
 LATE = "late"
-# That of a group without checkpoints that found no other group with the job's state.
+# The phase of a group without checkpoints that found no other group with the job's state.
 STRANDED = "stranded"
 
 
@@ -30,7 +30,7 @@ class Word:
         dies_t_s: when it killed itself as ordered; None unless it is about to.
         hung_t_s: when it last began to hang as ordered; None if it never did.
         members: how many groups took part in the last step; 0 before the first one.
-        committed: the committed steps behind the last one in which this process took part itself; 0 before the first
+        committed: the committed steps after the last step in which this process took part; 0 before the first
             one. What it healed or replayed was the work of others.
     """
 

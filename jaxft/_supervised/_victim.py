@@ -1,6 +1,6 @@
 """Turns a process into a victim, which dies or hangs as ordered.
 
-It gets the phases of its group, and records the current one in a file. Orders arrive
+It gets the phases of its group, and records the current phase in a file. Orders arrive
 through a named pipe. `die PHASE DEPTH` makes the process send itself a real SIGKILL the next time that phase begins:
 at its start, or after the fraction DEPTH of its recent length. `hang PHASE SECONDS` makes the training thread hang
 for that long when the phase begins, while the other threads continue. `pace SECONDS` adds that much time to each
@@ -38,7 +38,7 @@ class Doom:
         self._paced_step = -1
 
     def order(self, line: str) -> None:
-        """Accept an order. It replaces the last one of its kind."""
+        """Accept an order. It replaces the last order of its kind."""
         match line.split():
             case ["die", phase, depth]:
                 self._ordered = (phase, float(depth))

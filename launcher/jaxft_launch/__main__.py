@@ -1,6 +1,6 @@
 """The command `jaxft`.
 
-Each command is imported when it is asked for, and its options without what it runs: `--help` imports no JAX.
+Each command is imported when it is asked for, and its options without its work: `--help` imports no JAX.
 """
 
 import contextlib

@@ -199,7 +199,7 @@ def test_a_group_is_never_given_up_while_the_job_lives_without_it() -> None:
     assert one.entries(GroupGivenUp) == []
     waits_s = [entry.wait_s for entry in one.entries(GroupRestarts)]
     assert 200.0 < max(waits_s) <= 300.0
-    assert "it ended 12 times in a row without a new step, while the job goes on without it" in one.said
+    assert "it ended 12 times in a row without a new step, while the job continues without it" in one.said
 
 
 def test_a_job_that_fails_as_a_whole_is_given_up() -> None:

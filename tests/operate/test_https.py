@@ -77,7 +77,7 @@ def test_what_goes_wrong_with_a_certificate_says_what_to_do(
                 (
                     secure.url.replace("localhost", "127.0.0.1"),
                     files.ca,
-                    "must be one that the certificate names",
+                    "the certificate must name the address",
                 ),
                 (
                     secure.url.replace("https", "http"),
@@ -87,7 +87,7 @@ def test_what_goes_wrong_with_a_certificate_says_what_to_do(
                 (
                     f"http://localhost:{server.port}",
                     None,
-                    "the port that groups connect to, 29510 by default: commands ask the one of --http",
+                    "the port that groups connect to, 29510 by default: commands ask the port of --http",
                 ),
                 (
                     plain.url.replace("http", "https"),

@@ -37,7 +37,7 @@ def test_a_watch_outlives_its_coordinator_and_ends_with_ctrl_c(tmp_path: Path) -
             here.coordinator.wait()
             seen = shown.until_shown("Connection refused", after=seen)
             # The last facts stay on the screen.
-            seen = shown.until_shown("It is asked again every 1 s. Below is what it said last.", after=seen)
+            seen = shown.until_shown("It is asked again every 1 s. Below is its last answer.", after=seen)
             seen = shown.until_shown("toy: training  step 4", after=seen)
             here.start_coordinator("--http", web.url.removeprefix("http://"), port=here.port)
             gate.touch()

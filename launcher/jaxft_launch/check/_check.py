@@ -77,12 +77,12 @@ class CheckMemory:
     def read(self, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> Reading:
         free_bytes = available_bytes(meminfo, cgroup)
         if free_bytes is None:
-            return Level.UNKNOWN, f"neither {meminfo} nor {cgroup} tells how much memory is available"
+            return Level.UNKNOWN, f"neither {meminfo} nor {cgroup} shows how much memory is available"
         level = below(free_bytes / 1e9, warning=self.warning_gb, critical=self.critical_gb)
         return level, f"{free_bytes / 1e9:.1f} GB of host memory are available"
 
 
-# Which reading of several devices counts: a device that tells nothing must not hide a lost one.
+# Which reading of several devices counts: a device without an answer must not hide a lost device.
 _URGENCY = (Level.OK, Level.UNKNOWN, Level.WARNING, Level.CRITICAL)
 CHECKS = {"gpu": CheckGpu, "disk": CheckDisk, "memory": CheckMemory}
 
@@ -118,5 +118,5 @@ def of_device(health: Health) -> Reading:
     if health.link_errors:
         return Level.WARNING, f"{name} has errors on a link to another device"
     if health.errors is None and health.slowed is None:
-        return Level.UNKNOWN, f"{name} tells neither its memory errors nor why its clocks are low"
+        return Level.UNKNOWN, f"{name} shows neither its memory errors nor why its clocks are low"
     return Level.OK, "no device is lost, slowed by its hardware, or has uncorrected memory errors"

@@ -109,15 +109,15 @@ def amd_healths(library: Any, names: Sequence[str]) -> list[Health]:
 
 
 def _amd_health(library: Any, name: str, handle: Any) -> Health:
-    def told(ask: Callable[[Any], _T]) -> _T | None:
+    def answered(ask: Callable[[Any], _T]) -> _T | None:
         try:
             return ask(handle)
         except library.AmdSmiException:  # devices of this kind do not tell it, or this one does not answer
             return None
 
-    errors = told(library.amdsmi_get_gpu_total_ecc_count)
-    violations = told(library.amdsmi_get_violation_status)
-    link = told(library.amdsmi_gpu_xgmi_error_status)
+    errors = answered(library.amdsmi_get_gpu_total_ecc_count)
+    violations = answered(library.amdsmi_get_violation_status)
+    link = answered(library.amdsmi_gpu_xgmi_error_status)
     return Health(
         name=name,
         errors=None if errors is None else int(errors["uncorrectable_count"]),
@@ -132,7 +132,7 @@ def _amd_slowed(violations: Mapping[str, Any]) -> bool | None:
 
 
 def _known(names: Sequence[str], count: int, *, others: bool = False) -> Sequence[str]:
-    """Return the names, or those of all devices. `others`: names that are not numbers may be known to the library."""
+    """Return the names, by default of all devices. `others`: the library may know names that are not numbers."""
     unknown = [name for name in names if (int(name) >= count if name.isdecimal() else not others)]
     if unknown or count == 0:
         raise DeviceError(

@@ -22,7 +22,7 @@ FEW_DESCRIPTORS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One result: whether it is fine, what was found, and what to do if it is not."""
+    """One result: whether it is fine, the facts, and a remedy if it is not."""
 
     level: Literal["ok", "warn", "fail"]
     text: str
@@ -135,8 +135,8 @@ def memory(state_gb: float, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> I
 
     Args:
         state_gb: the size of this group's state on this host, in GB; 0: not known.
-        meminfo: where the kernel tells of the host.
-        cgroup: where it tells of the container.
+        meminfo: the kernel's file about the host.
+        cgroup: its folder about the container.
     """
     free_bytes = available_bytes(meminfo, cgroup)
     if free_bytes is None:

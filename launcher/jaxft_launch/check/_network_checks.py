@@ -66,7 +66,7 @@ def coordinators(addresses: str, proven: Credentials) -> Iterator[Finding]:
             code, details = error.code().name, error.details()  # pyright: ignore[reportAttributeAccessIssue]
             yield fail(
                 f"the coordinator {address} does not answer: {code}, {proven.explained(str(details))}",
-                "check that it runs (its log says on which port), and the network between",
+                "check that it runs (its log names the port), and the network between",
             )
         else:
             leads += status == 1
@@ -112,7 +112,7 @@ def own_address(coordinator: str, host: str | None) -> Finding:
         )
     if where[0] in ("127.0.0.1", "::1") and "localhost" not in coordinator:
         return warn(
-            f"the other groups would be told to reach this one at {where[0]}, which is every machine's own",
+            f"the other groups would try to reach this group at {where[0]}, which is every machine's own",
             "pass `Network(host=...)` or set JAXFT_HOST, unless all groups run here",
         )
     return ok(f"this machine reaches itself at {where[0]}, which it would tell the other groups")

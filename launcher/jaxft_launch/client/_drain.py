@@ -30,7 +30,7 @@ class DrainOptions:
     job: str = ""
     """The job of that group; empty: the only one, or the one with the name `default`."""
     http: Annotated[str, tyro.conf.arg(metavar="URL")] = field(default_factory=default_url)
-    """The coordinator's HTTP port, started with --http-actions. By default that of the variable JAXFT_HTTP."""
+    """The coordinator's HTTP port, started with --http-actions. By default the variable JAXFT_HTTP."""
 
 
 def run_drain(options: DrainOptions) -> int:
@@ -50,7 +50,7 @@ def run_drain(options: DrainOptions) -> int:
         text = f"group {group!r} of job {job!r} still takes part after {now_s - wait.began_s:.0f} s ({state})"
         if now_s - wait.began_s >= TIMEOUT_S:
             raise PortError(
-                f"{text}. It leaves when its step is committed: `jaxft status {job}` shows what the job waits for."
+                f"{text}. It leaves when its step is committed: `jaxft status {job}` shows whom the job waits for."
             )
         if wait.to_say(now_s) is not None:
             sys.stdout.write(f"{text}\n")
@@ -75,4 +75,4 @@ def _meant(url: str, group: str) -> str:
 
 def _state(url: str, job: str, group: str) -> str:
     groups = ask(url, job_path(job))["group_list"]
-    return next((str(one["state"]) for one in groups if one["group"] == group), "gone")
+    return next((str(each["state"]) for each in groups if each["group"] == group), "gone")

@@ -24,7 +24,7 @@ CA_VARIABLE = "JAXFT_TLS_CA"
 
 
 class PortError(JaxftError):
-    """The coordinator's HTTP port gave no answer that can be used. The message says why, and what to do."""
+    """The coordinator's HTTP port gave no answer that can be used. The message names the reason and a remedy."""
 
 
 def default_url() -> str:
@@ -43,7 +43,7 @@ def check_url(url: str) -> None:
 
 
 # A key of the API's answer, by path; the answer about a single job has its groups.
-_TELLS = {"jobs": "jobs", "coordinator": "version"}
+_KEYS = {"jobs": "jobs", "coordinator": "version"}
 
 
 def ask(url: str, path: str) -> Any:
@@ -54,7 +54,7 @@ def ask(url: str, path: str) -> Any:
     Raises:
         PortError: there is no answer, or the API reports a problem.
     """
-    return _asked(urllib.request.Request(_address(url, path)), _TELLS.get(path, "group_list"))
+    return _asked(urllib.request.Request(_address(url, path)), _KEYS.get(path, "group_list"))
 
 
 def jobs(url: str) -> list[Mapping[str, Any]]:
@@ -69,8 +69,8 @@ def jobs(url: str) -> list[Mapping[str, Any]]:
         raise PortError(
             f"the coordinator at {url} stands by, and {leader} leads: ask the HTTP port of that one."
             if leader
-            else f"the coordinator at {url} does not lead yet, and knows of no other that does. Its log says what it "
-            "waits for."
+            else f"the coordinator at {url} does not lead yet, and knows of no other that does. Its log "
+            "names the reason."
         )
     return found
 
@@ -100,7 +100,7 @@ def _address(url: str, path: str) -> str:
 
 
 def _check_private(url: str) -> None:
-    """Raise a PortError if what is sent there can be read on the way."""
+    """Raise a PortError if its text can be read on the way."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and not _is_local(url):
         raise PortError(
@@ -110,7 +110,7 @@ def _check_private(url: str) -> None:
 
 
 def _is_local(url: str) -> bool:
-    """Whether what is sent there stays on this machine."""
+    """Whether requests to it stay on this machine."""
     host = urllib.parse.urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -128,22 +128,22 @@ def _opener(address: str, context: ssl.SSLContext | None) -> urllib.request.Open
     return urllib.request.build_opener(*handlers)
 
 
-def _asked(request: urllib.request.Request, tells: str) -> Any:
-    """Return the answer: an object with the key `tells`."""
+def _asked(request: urllib.request.Request, key: str) -> Any:
+    """Return the answer: an object with the key `key`."""
     address = request.full_url
     context = _context() if address.startswith("https://") else None
     try:
         with _opener(address, context).open(request, timeout=TIMEOUT_S) as answer:
-            told = json.load(answer)
+            facts = json.load(answer)
     except urllib.error.HTTPError as error:
         raise PortError(_problem(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         why = getattr(error, "reason", error)
-        said = one_line(str(why))[:_MOST_SAID]
-        raise PortError(f"no answer from {address} ({said}). {_advice(address, why)}") from error
-    if not isinstance(told, dict) or tells not in told:
-        raise PortError(_of_another(address, f"without {tells!r}", "a jaxft coordinator, of this version"))
-    return told
+        reason = one_line(str(why))[:_MOST_SAID]
+        raise PortError(f"no answer from {address} ({reason}). {_advice(address, why)}") from error
+    if not isinstance(facts, dict) or key not in facts:
+        raise PortError(_of_another(address, f"without {key!r}", "a jaxft coordinator, of this version"))
+    return facts
 
 
 def _context() -> ssl.SSLContext:
@@ -167,7 +167,7 @@ def _advice(address: str, why: object) -> str:
     if isinstance(why, ssl.SSLCertVerificationError):
         return (
             "If a private authority has signed the coordinator's certificate, name it in the environment variable "
-            f"{CA_VARIABLE}; the address must be one that the certificate names."
+            f"{CA_VARIABLE}; the certificate must name the address."
         )
     if isinstance(why, TimeoutError):
         return (
@@ -179,7 +179,7 @@ def _advice(address: str, why: object) -> str:
     if isinstance(why, http.client.HTTPException) and address.startswith("http://"):
         return (
             "If the coordinator was started with --tls-cert, its address begins with https://. If this is the port "
-            "that groups connect to, 29510 by default: commands ask the one of --http, which its log names."
+            "that groups connect to, 29510 by default: commands ask the port of --http, which its log names."
         )
     return (
         "Does the coordinator run, with --http? Give its address with --http, or in the environment variable "
@@ -193,7 +193,7 @@ def job_path(job: str) -> str:
 
 def _problem(error: urllib.error.HTTPError) -> str:
     try:
-        told: Mapping[str, Any] = json.loads(error.read())
-        return one_line(str(told["text"]))
+        facts: Mapping[str, Any] = json.loads(error.read())
+        return one_line(str(facts["text"]))
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
         return _of_another(error.url, f"with status {error.code}", "a jaxft coordinator")

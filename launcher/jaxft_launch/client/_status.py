@@ -1,4 +1,4 @@
-"""`jaxft status`: what the page shows, in a terminal."""
+"""`jaxft status`: the facts of the page, in a terminal."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class StatusOptions:
     job: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="JOB")] = ""
     """The job; empty: all jobs, or the only one."""
     http: Annotated[str, tyro.conf.arg(metavar="URL")] = field(default_factory=default_url)
-    """The coordinator's HTTP port. By default that of the environment variable JAXFT_HTTP."""
+    """The coordinator's HTTP port. By default the environment variable JAXFT_HTTP."""
     watch: tyro.conf.FlagCreatePairsOff[bool] = False
     """Show it every second, until Ctrl-C. A coordinator that does not answer is asked again."""
     json: tyro.conf.FlagCreatePairsOff[bool] = False
@@ -60,8 +60,8 @@ def _watch(options: StatusOptions) -> int:
 
 
 def _write_lines(options: StatusOptions) -> None:
-    for told, problem in _looks(options):
-        sys.stdout.write(json.dumps({"problem": problem} if problem else told) + "\n")
+    for facts, problem in _looks(options):
+        sys.stdout.write(json.dumps({"problem": problem} if problem else facts) + "\n")
         sys.stdout.flush()
 
 
@@ -71,35 +71,35 @@ def _show(options: StatusOptions) -> None:
 
     console = Console()
     if not console.is_terminal or console.is_dumb_terminal:
-        for told, problem in _looks(options):
-            console.print(rendered(told, note=_note(problem, told)))
+        for facts, problem in _looks(options):
+            console.print(rendered(facts, note=_note(problem, facts)))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        for told, problem in _looks(options):
-            note = _note(problem, told)
+        for facts, problem in _looks(options):
+            note = _note(problem, facts)
             # A long note takes further lines.
             height = console.height - len(note) // console.width
-            live.update(rendered(told, note=note, height=height), refresh=True)
+            live.update(rendered(facts, note=note, height=height), refresh=True)
 
 
 def _looks(options: StatusOptions) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield forever what the coordinator tells, or has told last ({} for nothing), and why it does not answer now."""
-    told: Mapping[str, Any] = {}
+    """Yield forever the coordinator's last answer ({} for none), and why it does not answer now."""
+    facts: Mapping[str, Any] = {}
     while True:
         try:
-            told, problem = _asked(options), ""
+            facts, problem = _asked(options), ""
         except PortError as error:
             problem = str(error)
-        yield told, problem
+        yield facts, problem
         time.sleep(LOOK_EVERY_S)
 
 
-def _note(problem: str, told: Mapping[str, Any]) -> str:
+def _note(problem: str, facts: Mapping[str, Any]) -> str:
     """Return the line above a look, so that a reader sees how old it is."""
     now = time.strftime("%H:%M:%S")
     if not problem:
         return f"{now}, again every {LOOK_EVERY_S:g} s until Ctrl-C"
-    older = " Below is what it said last." if told else ""
+    older = " Below is its last answer." if facts else ""
     return f"{now}: {problem} It is asked again every {LOOK_EVERY_S:g} s.{older}"
 
 

@@ -13,7 +13,7 @@ _COLOURS = {"member": "green", "healing": "yellow", "stale": "yellow", "ready": 
 _LEAST_GROUPS = 3
 
 
-def rendered(told: Mapping[str, Any], *, note: str = "", height: int = 0) -> Any:
+def rendered(facts: Mapping[str, Any], *, note: str = "", height: int = 0) -> Any:
     """Return what rich prints: a note, and the API's answer about one job or all of them (empty: none yet).
 
     `height`: how many lines there are; 0: as many as it takes.
@@ -22,16 +22,16 @@ def rendered(told: Mapping[str, Any], *, note: str = "", height: int = 0) -> Any
     from rich.text import Text
 
     above = [Text(note, style="dim")] if note else []
-    if not told:
+    if not facts:
         return Group(*above)
-    if "group_list" not in told:
-        return Group(*above, _jobs_table(told["jobs"]))
+    if "group_list" not in facts:
+        return Group(*above, _jobs_table(facts["jobs"]))
     # What does not fit into a screen's width is cut, so that each line takes one.
     line = {"no_wrap": True, "overflow": "ellipsis"} if height else {}
-    heads = [Text(text, **line) for text in headline(told)]
-    last = [Text(text, **line) for text in events(told["events"])]
+    heads = [Text(text, **line) for text in headline(facts)]
+    last = [Text(text, **line) for text in events(facts["events"])]
     most = max(_LEAST_GROUPS, height - len(above) - len(heads) - len(last) - 2) if height else None
-    shown, rest = chosen(told["group_list"], most)
+    shown, rest = chosen(facts["group_list"], most)
     return Group(*above, *heads, _groups_table(shown), *map(Text, rest), *last)
 
 

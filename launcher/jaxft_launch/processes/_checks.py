@@ -15,13 +15,13 @@ PYTHON_SWITCHES = "bBdEiIOPqsSuvx"
 
 
 class LaunchError(JaxftError):
-    """The command cannot run here. The message says why, and what to do. `status`: what the command ends with."""
+    """The command cannot run here. The message names the reason and a remedy. `status`: the exit status."""
 
     status = 1
 
 
 def check_installed(names: Sequence[str], *, remedy: str) -> None:
-    """Raise a LaunchError if a package that the command needs is missing; `remedy` says how to install it."""
+    """Raise a LaunchError if a package that the command needs is missing; `remedy` installs it."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise LaunchError(
@@ -34,9 +34,7 @@ def check_command(words: Sequence[str], *, command: str) -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise LaunchError(
-            "The current folder does not exist any more. Change to one that does: cd ..."
-        ) from error
+        raise LaunchError("The current folder does not exist any more. Change to another: cd ...") from error
     if not words:
         raise LaunchError(missing_program(command))
     if shutil.which(words[0]) is None:

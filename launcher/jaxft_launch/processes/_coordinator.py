@@ -48,7 +48,7 @@ class Coordinator:
 
         Raises:
             LaunchError: it cannot be started, ended, or did not listen in time; the message shows its log.
-            StartStopped: `stopped` says so; it is killed.
+            StartStopped: `stopped` returned true; it is killed.
         """
         self._processes = processes
         self._command = tuple(command)

@@ -86,10 +86,10 @@ def follow(jax: Any, read: Mapping[str, str]) -> None:
 
 
 def _as_jax_reads_them() -> Mapping[str, Any]:
-    """What a fresh interpreter has for options of JAX in this environment: each has its own rules."""
+    """JAX's options in a fresh interpreter with this environment: each option has its own rules."""
     command = [sys.executable, "-P", "-c", _ASK]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_IMPORT_S)
     if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
-        raise ValueError(f"JAX cannot be imported with these environment variables: {said}")
+        reason = done.stderr.strip().rpartition("\n")[2]
+        raise ValueError(f"JAX cannot be imported with these environment variables: {reason}")
     return ast.literal_eval(done.stdout)

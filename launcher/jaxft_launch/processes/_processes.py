@@ -24,7 +24,7 @@ TLS_VARIABLES = ("JAXFT_TLS_CA", "JAXFT_TLS_CERT", "JAXFT_TLS_KEY")
 STOP_TIMEOUT_S = 5.0
 # After SIGKILL, a process ends as soon as the kernel has reclaimed its memory.
 REAP_TIMEOUT_S = 30.0
-# What a process has started may end by itself after it: Python's tracker of shared memory frees that first.
+# Child processes may end by themselves after their parent: Python's tracker of shared memory frees that first.
 REST_TIMEOUT_S = 2.0
 REST_POLL_S = 0.05
 LOG_TAIL_LINES = 25
@@ -38,8 +38,8 @@ KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 class Child:
     """A process that we started, and its own children: they form one process group.
 
-    `log_start_bytes`: where its output begins in its log, which may have that of earlier launches before it.
-    `python`: whether its command is that of a Python program. A shell, or `env`, may become one later.
+    `log_start_bytes`: where its output begins in its log, after the output of earlier launches.
+    `python`: whether its command runs a Python program. A shell, or `env`, may become one later.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Child:
     def kill(self) -> None:
         """Send SIGKILL, which it cannot catch. Does not wait.
 
-        What a Python program has started ends after it: its tracker of shared memory frees that first.
+        Child processes of a Python program end after it: its tracker of shared memory frees that first.
         """
         self._signal(signal.SIGKILL, also_rest=not self._is_python())
 
@@ -89,7 +89,7 @@ class Child:
     def terminate(self) -> None:
         """Send SIGTERM: ask it to end.
 
-        Of a Python program not to what it has started: it may need the workers of its loader to finish its step.
+        Child processes of a Python program do not get it: its step may need the workers of its loader.
         """
         self._signal(signal.SIGTERM, also_rest=not self._is_python())
 
@@ -126,13 +126,13 @@ class Child:
         return self.python if found is None else found
 
     def _signal(self, number: int, *, also_rest: bool = True) -> None:
-        """Send a signal, and by default also to what it has started. A program of another user gets none."""
+        """Send a signal, by default to its child processes, too. A program of another user gets none."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if also_rest else os.kill)(self.pid, number)
 
     def output(self) -> str:
-        """Return what it has written so far."""
+        """Return its output so far."""
         with self.log.open("rb") as file:
             file.seek(self.log_start_bytes)
             return file.read().decode(errors="replace")
@@ -154,7 +154,7 @@ class Child:
 def start_beside(
     words: Sequence[str], output: IO[bytes], *, stderr: int, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a short command beside the groups, such as a check. It ends with this process."""
+    """Start a short command, such as a check. It ends with this process."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(DIE_WITH_PARENT), str(os.getpid()), *words],
         stdin=subprocess.DEVNULL,
@@ -173,7 +173,7 @@ def kill_beside(process: subprocess.Popen[bytes]) -> None:
 
 
 class Processes:
-    """Starts processes, and ends those that still run at the end of its `with` block, for any reason."""
+    """Starts processes. At the end of its `with` block, for any reason, the rest of them is ended."""
 
     def __init__(self, folder: Path, *, cwd: Path, keeps_token: bool = False) -> None:
         """Keep the logs in `folder`, and start everything in `cwd`.
@@ -282,7 +282,7 @@ class Processes:
     def end(self, children: Sequence[Child], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Ask children to end, wait up to `timeout_s` for all of them together, then kill the others.
 
-        What they have started ends with them, a moment later.
+        Their child processes end with them, a moment later.
         """
         running = [child for child in children if child.exit_code() is None]
         for child in running:
@@ -303,13 +303,13 @@ class Processes:
 
     def end_warm(self, warm: Sequence[Warm], *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End warm processes, and the forks of them that still run."""
-        for one in warm:
-            one.close()
-        self.end([self._warm.pop(one) for one in warm], timeout_s=timeout_s)
+        for each in warm:
+            each.close()
+        self.end([self._warm.pop(each) for each in warm], timeout_s=timeout_s)
 
 
 def _any_left(children: Sequence[Child]) -> bool:
-    """Whether what they have started may still run."""
+    """Whether their child processes may still run."""
     try:
         return any(child.rest() for child in children)
     except OSError:  # it may be found out later

@@ -1,4 +1,4 @@
-"""Runs a Python program, and gives an error of the library the exit status that tells its supervisor what to do.
+"""Runs a Python program, and gives an error of the library the exit status that its supervisor needs.
 
 python _program.py SCRIPT ARGUMENTS...
 python _program.py -m MODULE ARGUMENTS...
@@ -56,20 +56,20 @@ def _run(words: Sequence[str]) -> None:
 
 
 def lead_path(folder: str) -> None:
-    """Have a folder of the program in the place of the launcher's own, unless `-P` says that there is none."""
+    """Have a folder of the program in the place of the launcher's own, unless `-P` forbids one."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 
 
 def _show(show: Callable[..., None], kind: type[BaseException], error: BaseException, _whole: object) -> None:
     """Have `show`, a `sys.excepthook`, print an error as if Python had run the program itself."""
-    # Python's own hook prints the one of the error, which may be a frozen dataclass, and not its argument.
+    # Python's own hook prints the error's traceback, not its argument. The error may be a frozen dataclass.
     BaseException.with_traceback(error, _of_program(error))
     show(kind, error, error.__traceback__)
 
 
 def _of_program(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of this module, of what has called it, and of runpy.
+    """The traceback without the frames of this module, of its callers, and of runpy.
 
     Of a program that does not compile nothing is left, as in Python. An error of a frame that is not the program's
     keeps all: it is no error of the program.
@@ -98,7 +98,7 @@ def _say(error: BaseException) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to stderr, if that takes it: what the program has put in its place must not change the status."""
+    """Write to stderr, if it is writable: the program may have replaced it, which must not change the status."""
     with contextlib.suppress(Exception):
         sys.stderr.write(text)
 

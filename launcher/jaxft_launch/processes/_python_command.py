@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Options of one letter, which may share a word: `-uO`. Left out are those that only print something or change what is
-# run (`-c`, `-i`, `-V`, `-h`, `-x`), and those that may hide where jaxft is installed (`-E`, `-I`, `-s`, `-S`).
+# Options of one letter, which may share a word: `-uO`. Left out are options that only print something or run
+# another program (`-c`, `-i`, `-V`, `-h`, `-x`), and options that may hide jaxft (`-E`, `-I`, `-s`, `-S`).
 _FLAGS = frozenset("bBdOPqRuv")
 _WITH_VALUE = frozenset("WX")
 _WITH_NEXT_WORD = ("--check-hash-based-pycs",)

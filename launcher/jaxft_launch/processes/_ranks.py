@@ -1,4 +1,4 @@
-"""The environment of each process of a group: what it and `jax.distributed` need to know."""
+"""The environment of each process of a group: for it and for `jax.distributed`."""
 
 import contextlib
 import random
@@ -13,7 +13,7 @@ from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.processes._warm import Warm
 
 HOST = "127.0.0.1"
-# Above those of most services.
+# Above the ports of most services.
 PORTS = range(10_000, 65_536)
 TRIES = 100
 GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -77,7 +77,7 @@ class Member:
         return found
 
     def process_name(self, life: str, rank: int) -> str:
-        """Return the name of one of its processes in a life of that name."""
+        """Return the name of a process in a life of that name."""
         return life if self.world == 1 else f"{life}.{rank}"
 
     def ranks(self) -> list[dict[str, str]]:
@@ -147,7 +147,7 @@ def start_ranks(
 def free_ports(count: int) -> list[int]:
     """Return different ports that no program listens on.
 
-    They are not among the ports that the kernel gives to connections and to listeners on any port: one of those may
+    They are not among the ports that the kernel gives to connections and to listeners on any port: such a port may
     be taken before the program for which it is meant listens on it.
     """
     with ExitStack() as stack:

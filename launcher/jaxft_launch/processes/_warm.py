@@ -1,4 +1,4 @@
-"""A warm process: one that has imported JAX and jaxft, from which a group's processes are forked.
+"""A warm process, which has imported JAX and jaxft: a group's processes are forked from it.
 
 A restarted group is back sooner by the seconds that these imports take. Each group has its own warm process, because
 its forks end with it.

@@ -26,7 +26,7 @@ class View:
 
 
 class Display(PlainLines):
-    """A run in lines: a step's line every so many steps, and never twice."""
+    """A run in lines: a line every `every_steps` steps, and never twice."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The kinds of faults, and how one of each is drawn: its victim, how, and for how long."""
+"""The kinds of faults, and how a fault of each kind is drawn: its victim, how, and for how long."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PHASES = (*STEP_PHASES, *RETURN_PHASES, ANY)
 
 
 class FaultKind(StrEnum):
-    """A kind of fault. The texts are those of --faults and of the report."""
+    """A kind of fault. The texts are used in --faults and in the report."""
 
     KILL = "kill"
     STOP = "stop"
@@ -78,7 +78,7 @@ class Damage(StrEnum):
 
 
 class CoordinatorFault(StrEnum):
-    """What is killed with the coordinator."""
+    """The victims besides the coordinator."""
 
     ALONE = "alone"
     WITH_A_GROUP = "with a group"
@@ -165,7 +165,7 @@ class Victim:
 def draw(
     rng: random.Random, kind: FaultKind, group: str, other: str, phases: Sequence[str], timeouts: Timeouts
 ) -> tuple[Victim, ...]:
-    """Return a fault of a kind other than a kill, and those that occur together with it. `other` is another group."""
+    """Return a fault of a kind other than a kill, with its companions. `other` is another group."""
     match kind:
         case FaultKind.STOP:
             length, seconds = _length(rng, timeouts.heartbeat_s, LONG)

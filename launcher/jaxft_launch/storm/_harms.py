@@ -18,13 +18,13 @@ from jaxft_launch.storm._record import Fault
 
 # A hang that was ordered starts in the next step, or never if the group was evicted meanwhile.
 HANG_BEGINS_S = 30.0
-# A group receives data in every step with others, so damage that has not come in so many of them will not come.
+# A group receives data in every step with others, so damage that has not come in this many of them will not come.
 DAMAGE_WITHIN_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """What a storm can damage besides the groups' processes."""
+    """The targets of a storm besides the groups' processes."""
 
     network: Network | None = None
     coordinator: Coordinator | None = None
@@ -87,7 +87,7 @@ class Harm(ABC):
 class Stop(Harm):
     """SIGSTOP, and SIGCONT later. The process continues, whatever the job has decided meanwhile.
 
-    One of several processes may be silent for so long that its group ends.
+    If a rank is silent for too long, its whole group ends.
     """
 
     def __init__(self, victim: Victim, strike: int, job: Job, display: Display) -> None:

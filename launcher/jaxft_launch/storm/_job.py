@@ -44,7 +44,7 @@ class Program:
         own_words: the commands of groups with a different one.
         steps: how many steps it trains; None if that is not known yet.
         takes_orders: whether the library in it follows the orders of a storm.
-        preload: modules that its warm processes import, beside jax and jaxft.
+        preload: modules that its warm processes import besides jax and jaxft.
     """
 
     words: tuple[str, ...]
@@ -86,7 +86,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A process of a group. Its pipe of orders and its phase file are beside `files`."""
+    """A process of a group. Its pipe of orders and its phase file have the name of `files`, with other suffixes."""
 
     child: Child
     files: Path
@@ -99,11 +99,11 @@ class Incarnation:
     Attributes:
         ranks: the processes. The first one reports for the group.
         launched_s: when it was started, in seconds since 1970.
-        end: how it ended; None while it runs, or what it has started does.
+        end: how it ended; None while it or its child processes run.
         failing: the process that failed first, or the first of all.
         killed: whether its kill is recorded.
         doomed: whether a SIGKILL is planned, so that its death is not a failure.
-        frozen: whether one of several processes was stopped, so that the others may end.
+        frozen: whether a process was stopped, so that the others may end.
         pace_s: how much longer it was ordered to make each step.
         read_to_end: whether it has ended, and all of its output has been read.
     """
@@ -143,7 +143,7 @@ class Incarnation:
 
     @property
     def status(self) -> int:
-        """The exit status that says how it ended. Only once `end` is known."""
+        """The exit status of its end. Only once `end` is known."""
         assert self.end is not None
         return self.end.status
 
@@ -254,7 +254,7 @@ class Job:
     def _file(self, member: Member, life: int, rank: int) -> Path:
         return self._processes.folder / f"{member.process_name(f'{member.name}.{life}', rank)}.jsonl"
 
-    # ---- what the supervisor tells ----
+    # ---- news of the supervisor ----
 
     def write(self, entry: Entry) -> None:
         """Note the beginning and the end of a life."""
@@ -284,10 +284,10 @@ class Job:
         self._incarnations[group].append(found)
         self._display.say(f"{'launched' if life == 0 else 'restarted'} {group} (pid {found.pids})")
 
-    # ---- what is done ----
+    # ---- actions ----
 
     def poll(self) -> None:
-        """Let the supervisor do what is due, and read all new events."""
+        """Let the supervisor act, and read all new events."""
         self._driver.poll()
         for incarnation in self._all():
             incarnation.read()
@@ -308,7 +308,7 @@ class Job:
         for incarnation in self._all():
             incarnation.read()
 
-    # ---- what is known ----
+    # ---- facts ----
 
     @property
     def has_begun(self) -> bool:

@@ -79,7 +79,7 @@ class Death:
         return word is not None and word.dies_t_s is not None
 
     def _kill_of(self) -> Kill:
-        """Return what is known about the death: the victim's phase file says where it really happened."""
+        """Return the facts about the death: the victim's phase file names the place where it really happened."""
         incarnation = self._incarnation
         incarnation.read()
         word = read_word(words_beside(self._rank.files))

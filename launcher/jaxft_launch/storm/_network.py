@@ -222,10 +222,10 @@ class Network:
         ends = [writer]
         connection: _Connection | None = None
         try:
-            kind, said = "control", b""
+            kind, head = "control", b""
             if listener != COORDINATOR:
                 async with asyncio.timeout(HELLO_TIMEOUT_S):
-                    dialler, kind, said = await _read_request(reader)
+                    dialler, kind, head = await _read_request(reader)
             await self._link((dialler, listener)).clear.wait()
             port = self._where(listener)
             if (
@@ -234,7 +234,7 @@ class Network:
                 return
             far_reader, far_writer = await asyncio.open_connection(HOST, port, limit=PIECE_BYTES)
             ends.append(far_writer)
-            far_writer.write(said)
+            far_writer.write(head)
             connection = _Connection(dialler, listener, kind, (writer, far_writer))
             self._connections.add(connection)
             async with asyncio.TaskGroup() as pumps:
@@ -276,11 +276,11 @@ class Network:
 
 async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     """Return the dialler's group, the kind of connection, and the bytes of its request."""
-    said = b""
-    while missing := missing_bytes(said):
-        said += await reader.readexactly(missing)
-    request = decode(said)
-    return request.group, request.kind, said
+    head = b""
+    while missing := missing_bytes(head):
+        head += await reader.readexactly(missing)
+    request = decode(head)
+    return request.group, request.kind, head
 
 
 def _with_a_flipped_burst(piece: bytes) -> bytes:

@@ -21,7 +21,7 @@ class StormOptions:
     groups: int = 3
     """Replica groups of the job."""
     nproc: int = 1
-    """Processes of each group. With several, a fault strikes one of them."""
+    """Processes of each group. With several, a fault strikes a single process."""
     seed: int = 1
     """Seed of the plan: the same seed gives the same order of victims and phases."""
     keep: Path | None = None

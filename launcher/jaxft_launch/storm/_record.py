@@ -28,7 +28,7 @@ class Kill:
     """A SIGKILL of a group's process.
 
     Attributes:
-        rank: which one of several.
+        rank: the process of several.
         t_s: when, in seconds since 1970, as in the events.
         step: the job's committed steps by then.
         strike: the number of its strike; two kills of one strike occur together.
@@ -84,7 +84,7 @@ class RunRecord:
     Attributes:
         undamaged: the number of corruptions that found no data large enough to damage.
         problems: failures that we did not inject.
-        too_short: what was late for the end of the job, if something was.
+        too_short: the late event, if the job ended before it.
     """
 
     groups: tuple[str, ...]

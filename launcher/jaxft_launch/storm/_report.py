@@ -25,7 +25,7 @@ from jaxft_launch.storm._verdict_text import (
 
 
 def storm_json(verdict: Verdict, record: RunRecord, *, seed: int) -> dict[str, Any]:
-    """Return the verdict as JSON: the demo's keys, followed by those of a storm."""
+    """Return the verdict as JSON: the demo's keys, followed by a storm's."""
     stalls_ms, backs_s, lasted_s = member_stalls_ms(verdict), returns_s(verdict), duration_s(record)
     return {
         **verdict_json(verdict, seed=seed),
@@ -242,8 +242,8 @@ def ledgers(record: RunRecord) -> dict[str, bool | None]:
 
 
 def _ledger_field(record: RunRecord) -> dict[str, str]:
-    told = sorted({text for text in ledger_texts(record) if text})
-    return {"samples": "; ".join(told)} if told else {}
+    texts = sorted({text for text in ledger_texts(record) if text})
+    return {"samples": "; ".join(texts)} if texts else {}
 
 
 def ledger_texts(record: RunRecord) -> list[str]:

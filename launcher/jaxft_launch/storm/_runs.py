@@ -189,7 +189,7 @@ def failure_text(failed: Incarnation) -> str:
 
 @contextlib.contextmanager
 def run_folder(keep: Path | None, *, name: str) -> Iterator[Path]:
-    """Yield the folder for logs and event files: a new one that is kept, or a temporary one.
+    """Yield the folder for logs and event files: a new folder that is kept, or a temporary folder.
 
     Raises:
         LaunchError: `keep` exists and is not an empty folder.

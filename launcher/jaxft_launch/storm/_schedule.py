@@ -2,7 +2,7 @@
 
 The phases are dealt like a deck of cards, so that each occurs equally often; the victims are the groups that have
 been struck least. A group can be struck in a phase of its return only right after another strike: such a strike
-follows at once, and hits one of the same victims again. Some strikes hit two groups together, but never all.
+follows at once, and hits the same victim again. Some strikes hit two groups together, but never all.
 
 With other faults besides kills, all kinds also occur equally often, in any order.
 """
@@ -40,7 +40,7 @@ FIRST_STEP = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """What a plan is made of: kinds of faults, the phases of kills and hangs, and the job's timeouts."""
+    """The ingredients of a plan: kinds of faults, the phases of kills and hangs, and the job's timeouts."""
 
     faults: Sequence[FaultKind] = (FaultKind.KILL,)
     phases: Sequence[str] = PHASES
@@ -89,7 +89,7 @@ def plan_strikes(
         kills: the number of faults of any kind; by default, of processes to kill.
         seed: determines the plan.
         last_step: the latest step for the last strike, in committed steps.
-        kinds: what the faults are; by default, kills in all phases.
+        kinds: the kinds of faults; by default, kills in all phases.
 
     Raises:
         LaunchError: there is no such plan.
@@ -111,7 +111,7 @@ def plan_strikes(
 
 
 def deal_ranks(strikes: Sequence[Strike], *, nproc: int, seed: int) -> tuple[Strike, ...]:
-    """Give every victim one of its group's `nproc` processes: in each phase, and for each kind of fault, all equally
+    """Give every victim a process of its group's `nproc`: in each phase, and for each kind of fault, all equally
     often."""
     rng = random.Random(f"ranks {seed}")
     decks: dict[str, list[int]] = {}
@@ -178,11 +178,11 @@ def _evenly(rng: random.Random, count: int, names: Sequence[_T]) -> list[_T]:
 
 
 def _deck(rng: random.Random, kills: int, phases: Sequence[str]) -> list[str]:
-    """Return one phase for each kill, as evenly as possible, the first not one of a return."""
+    """Return one phase for each kill, as evenly as possible; the first is no phase of a return."""
     deck = _evenly(rng, kills, phases)
     rng.shuffle(deck)
     opener = next((index for index, phase in enumerate(deck) if phase not in RETURN_PHASES), None)
-    if opener is None:  # fewer kills than phases, and only those of a return were drawn
+    if opener is None:  # fewer kills than phases, and only phases of a return were drawn
         deck[0] = next(phase for phase in phases if phase not in RETURN_PHASES)
     else:
         deck[0], deck[opener] = deck[opener], deck[0]

@@ -3,7 +3,7 @@
 A strike on members waits for its step, for its victims to take part in the quorum, and for at least one other group
 to take part too: the last group that holds the state is never killed. A strike on a returning group follows right
 after the death that made it return. The next strike waits until all victims of the last one are dead, and its other
-faults have ended. So the order of victims and phases is that of the plan on a machine of any speed; only the steps
+faults have ended. So victims and phases have the plan's order on a machine of any speed; only the steps
 may be later. While strikes are overdue, the groups are ordered to take more time for each step, so that all faults
 fit into the job's steps. In a storm with a set duration, the steps are stretched to fill it; if it is only meant for
 the faults, until the last victim is back.
@@ -166,7 +166,7 @@ class Storm:
             self._began_s = now_s
         left_s = self._began_s + lasts_s - now_s
         newest = [job.current(group).steps[-1] for group in job.groups if job.current(group).live]
-        # What a step takes without the pace, which is part of the measurement.
+        # A step's time without the pace, which is part of the measurement.
         own_s = max(0.0, min((event.seconds for event in newest), default=0.0) - self._pace_s)
         return self._in_units(max(0.0, left_s / _steps_left(job) - own_s))
 

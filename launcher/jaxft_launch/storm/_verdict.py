@@ -51,7 +51,7 @@ class Verdict:
         faults: each of those with its cost, in order.
         participation: the share of time in which groups that could take part did so; None if unknown.
         planned_steps: the planned number of steps.
-        steps_committed: those of the run with kills.
+        steps_committed: in the run with kills.
         lost: every reason why a step counts as lost; `steps_lost` counts steps.
         digests: the final state of each group, after the kills; None for a group that did not finish.
         undisturbed_digests: the same for the run without kills; empty if there was none.

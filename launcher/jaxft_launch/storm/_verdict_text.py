@@ -86,7 +86,7 @@ def verdict_lines(verdict: Verdict, fields: Mapping[str, str]) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Return what a reader needs to reproduce this."""
+    """Return the facts that reproduce this."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in VERSIONS_OF:
         try:

@@ -34,7 +34,7 @@ from jaxft_launch.storm._verdict import Verdict, first_difference, judge, s_per_
 
 # The time for a fault and the return of its victim, at least.
 FAULT_S = 10.0
-# A victim starts and compiles beside groups that train, so it may take this many times as long as undisturbed.
+# A victim starts and compiles while other groups train, so it may take this many times as long as undisturbed.
 BOOTS = 2.0
 # So much of the time in which a failure must be noticed may be added to each step, if that is more than usual.
 PACE_SHARE = 1 / 12
@@ -54,7 +54,7 @@ class ChaosOptions(StormOptions):
     state with an undisturbed run's.
 
     Everything after two dashes is the program: jaxft chaos --kills 6 -- python my_train.py. It runs once in one
-    group, then in several. With --nproc, a group is so many processes, as with jaxft launch. It takes the
+    group, then in several. --nproc is the number of processes of a group, as with jaxft launch. It takes the
     coordinator and its group from the environment: leave both out of jaxft.Manager(...), or pass it {coordinator}
     and {group}. {folder} is a separate folder for each run, for checkpoints.
 
@@ -170,7 +170,7 @@ class _Runs:
         return record
 
     def _is_deterministic(self, first: RunRecord) -> str:
-        """Run the program undisturbed again; return what that says about the storm."""
+        """Run the program undisturbed again; return the conclusion about the storm."""
         second, _ = self._undisturbed("undisturbed-again")
         if second.problems:
             return f"the program failed when it ran undisturbed again: {'; '.join(second.problems)}"
@@ -184,7 +184,7 @@ class _Runs:
         )
         return (
             f"the program is not deterministic: it ran undisturbed twice, and {where}. Fix its seeds, its order of "
-            "data and its kernels first (docs/guarantees.md says what is needed)"
+            "data and its kernels first (docs/guarantees.md has the conditions)"
         )
 
 
@@ -212,7 +212,7 @@ def _check_fresh(record: RunRecord) -> None:
 def few_steps_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: float) -> str:
     """Return a warning if the steps, as long as they can be made, are over before the faults; otherwise "".
 
-    `own_s` is what a step takes undisturbed, and `most_pace_s` by how much it may be made longer.
+    `own_s` is the time of an undisturbed step, and `most_pace_s` by how much it may be made longer.
     """
     longest_s = own_s + most_pace_s
     if steps * longest_s >= lasts_s:
@@ -225,7 +225,7 @@ def few_steps_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: flo
 
 
 def slowed_text(steps: int, *, own_s: float, most_pace_s: float, lasts_s: float) -> str:
-    """Return for what the steps are slowed down; "" if they need not be, or if even that is not enough."""
+    """Return why steps are slowed down; "" if they need not be, or if even that is not enough."""
     if not steps * own_s < lasts_s <= steps * (own_s + most_pace_s):
         return ""
     return f"; steps are slowed down so that the faults have {lasts_s:.0f} s"

@@ -1,4 +1,4 @@
-"""A command of the user that is run again and again beside the groups: `--probe` and `--check`."""
+"""A command of the user that is run again and again: `--probe` and `--check`."""
 
 import math
 import os
@@ -15,13 +15,13 @@ TIMEOUT_S = 60.0
 # After SIGKILL.
 REAP_TIMEOUT_S = 1.0
 MOST_OUTPUT_BYTES = 65_536
-# The status of an answer that there is not, as of a check that says nothing (Nagios).
+# The status when there is no answer, as in Nagios.
 UNKNOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command has ended with, and when it was started."""
+    """The status and the output of a command, and when it was started."""
 
     status: int
     text: str

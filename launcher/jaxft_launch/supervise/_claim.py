@@ -20,7 +20,7 @@ def claimed(folder: Path, names: Sequence[str]) -> Iterator[None]:
     """Hold these names in a folder until this process ends in any way, or the block does.
 
     Raises:
-        FolderTaken: another launch holds one of them.
+        FolderTaken: another launch holds such a name.
         OSError: there can be no file, or no lock.
     """
     with contextlib.ExitStack() as stack:

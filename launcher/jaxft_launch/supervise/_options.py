@@ -13,7 +13,7 @@ class LaunchOptions:
     {rank} and {folder} in its command. docs/clusters.md documents the environment, the exit statuses and the events.
 
     Exit status 0 if the job is done; 75 if it should be started again; 78 if the job refused the program; otherwise
-    that of the program.
+    the program's.
     """
 
     groups: int = 1
@@ -21,14 +21,14 @@ class LaunchOptions:
     group: int | None = None
     """Start only this one group of the job, group-GROUP: for an element of a Slurm array or a Kubernetes Job."""
     nproc: int = 1
-    """Processes of each group. If one of them ends, its group is restarted."""
+    """Processes of each group. If a process ends, its group is restarted."""
     node: str = "0/1"
     """With --group: which of the group's hosts this is, and of how many: 0/2 on the first, 1/2 on the second. On each
     of them, start a launcher with the same --meet."""
     meet: str = ""
     """With several hosts: HOST:PORT where all processes of the group meet, with a free port of the first host."""
     coordinator: str = ""
-    """HOST:PORT of the job's coordinator; by default that of the environment variable JAXFT_COORDINATOR. If neither
+    """HOST:PORT of the job's coordinator; by default the environment variable JAXFT_COORDINATOR. If neither
     is given, one is started (jaxft-coordinator), and it is restarted if it ends."""
     http: str = ""
     """HOST:PORT for the page, the API and the metrics of the coordinator that is started, such as localhost:29511."""
@@ -48,10 +48,10 @@ class LaunchOptions:
     drain_timeout_s: float = 60.0
     """On SIGTERM or Ctrl-C, how long groups may take to finish their step and leave."""
     check: str = ""
-    """Command that says by its exit status whether a group should run here: 0 well, 1 warning, 2 critical, 3 unknown,
+    """Command whose exit status decides whether a group should run here: 0 well, 1 warning, 2 critical, 3 unknown,
     such as "jaxft check gpu". It is run every 30 s for each group. A critical group finishes its step and leaves, one
     group at a time, and comes back when the status is 0."""
     warm: bool = True
-    """Fork processes from one that has imported JAX, so that a restart takes less time."""
+    """Fork processes from a warm process that has imported JAX, so that a restart takes less time."""
     folder: Path | None = None
     """Folder for logs, events and compiled programs. None: a new one, named after the time, in the current one."""

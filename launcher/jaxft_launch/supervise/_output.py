@@ -1,4 +1,4 @@
-"""What a launch shows: lines, and on a terminal also a table of its groups."""
+"""The output of a launch: lines, and on a terminal also a table of its groups."""
 
 import contextlib
 import time
@@ -163,7 +163,7 @@ class LogTail:
     """Reads the new lines of a log file. Of a line that is drawn again and again, its last state is shown."""
 
     def __init__(self, path: Path, start_bytes: int = 0) -> None:
-        """`start_bytes`: where what is new begins."""
+        """`start_bytes`: where new bytes begin."""
         self._path = path
         self._offset_bytes = start_bytes
         self._part = b""  # of a line without its end
@@ -194,7 +194,7 @@ class LogTail:
         return text + more
 
     def _skip(self) -> list[str]:
-        """Leave out all but the last of what is new; return a line that says so."""
+        """Leave out all but the last new bytes; return a line about that."""
         left_out_bytes = self._size_bytes() - self._offset_bytes - LAST_BYTES
         if left_out_bytes <= 0:
             return []
@@ -209,7 +209,7 @@ class LogTail:
             return self._offset_bytes
 
     def _read(self, most_bytes: int) -> bytes:
-        """Return what is new. A log that cannot be read now, as on a file server that is away, is read later."""
+        """Return the new bytes. A log that cannot be read now, as on a file server that is away, is read later."""
         size_bytes = self._size_bytes()
         if size_bytes < self._offset_bytes:  # as `copytruncate` of logrotate does it
             self._offset_bytes, self._part = 0, b""

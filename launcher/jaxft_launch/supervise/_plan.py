@@ -1,4 +1,4 @@
-"""What a launch is to do, made of its options and the environment: `plan(options, ...) -> LaunchPlan`. Pure."""
+"""The plan of a launch, made of its options and the environment: `plan(options, ...) -> LaunchPlan`. Pure."""
 
 import math
 import operator
@@ -33,10 +33,10 @@ class LaunchPlan:
         http: HOST:PORT for the page of the coordinator that it starts; "" for none.
         folder: for logs and events; None for a new one.
         caches: whether each group keeps its compiled programs in the folder.
-        warm: whether processes are forked from one that has imported JAX and `preload`.
+        warm: whether processes are forked from a warm process, which has imported JAX and `preload`.
         rungs, patience_s: of the groups' mesh ladders; no rungs: none.
         probe: the command that names the devices that work; empty for none.
-        check: the command that says whether a group's host is well; empty for none.
+        check: the command that checks a group's host; empty for none.
         locks: the names that this launch holds in its folder.
         notes: what people should know about it.
     """
@@ -226,7 +226,7 @@ def _rungs_of(options: LaunchOptions) -> tuple[int, ...]:
     if options.nproc > 1:
         raise LaunchError(
             f"--rungs does not go with --nproc {options.nproc}: groups of several processes exchange device by "
-            "device, so the job would refuse one that comes back with fewer. Leave out --nproc: one process can use "
+            "device, so the job would refuse a group with fewer. Leave out --nproc: one process can use "
             "all devices of a group."
         )
     return rungs

@@ -1,7 +1,7 @@
 """Drives the supervisor's core over real processes: for a launch, a storm, the demo and benchmarks alike.
 
-The core decides (`core/launch.py`). The driver starts, kills and reads, and tells it what has happened. It never
-waits: call `poll` often, until `over`. Orders go in through `send`; what happens comes out through the `Listener`.
+The core decides (`core/launch.py`). The driver starts, kills and reads, and sends it events. It never
+waits: call `poll` often, until `over`. Orders go in through `send`; news come out through the `Listener`.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ from jaxft_launch.supervise.core.values import (
 
 # How often signs of life are read.
 SIGNS_EVERY_S = 0.5
-# How often what a group has left behind is looked for.
+# How often child processes that a group has left behind are looked for.
 REST_EVERY_S = 0.05
 # A longer pause is the launcher's own, as after SIGSTOP: the groups are not late for it.
 LONGEST_PAUSE_S = 2.0
@@ -68,7 +68,7 @@ PHASE_FILE = "JAXFT_PHASE_FILE"
 
 
 class Listener(Protocol):
-    """Gets what a launch does: entries of its journal, and lines for people."""
+    """Gets the news of a launch: entries of its journal, and lines for people."""
 
     def write(self, entry: Entry) -> None: ...
 
@@ -126,7 +126,7 @@ class Driver:
     """Runs the groups of a plan.
 
     Attributes:
-        launch: what the core knows: each group's phase, life and step.
+        launch: the core's state: each group's phase, life and step.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Driver:
         self._lives: dict[str, list[_Process]] = {member.name: [] for member in plan.groups}
         self._logs: dict[LogOf, Child] = {}
         self._warm: dict[str, Warm] = {}
-        self._told_cold: set[str] = set()
+        self._mentioned: set[str] = set()
         self._clock = _Clock()
         self._signs_at_s = self._rest_at_s = 0.0
         self._coordinator_sign: int | None = None
@@ -182,16 +182,16 @@ class Driver:
 
     def children(self, group: str) -> list[Child]:
         """Return the processes of a group's newest life, by rank; some may have ended."""
-        return [one.child for one in self._lives[group]]
+        return [each.child for each in self._lives[group]]
 
     def send(self, event: Event) -> None:
-        """Give the core an order, or tell it what has happened; do what it decides."""
+        """Give the core an order or another event; carry out its effects."""
         self.launch, effects = core.step(self.launch, event, self._clock.now_s)
         for effect in effects:
             self._do(effect)
 
     def poll(self) -> None:
-        """Look at everything once, and do what is due."""
+        """Look at everything once, and act on it."""
         now_s = self._clock.look()
         self._look_at_processes(signs=now_s >= self._signs_at_s)
         if now_s >= self._signs_at_s:
@@ -207,23 +207,23 @@ class Driver:
                 self._try_to_start(group)
 
     def end(self) -> None:
-        """End what runs beside the groups."""
+        """End the commands of `--probe` and `--check`."""
         for asking in (self._probe, *self._checks.values()):
             if asking is not None:
                 asking.end()
 
-    # ---- what has happened ----
+    # ---- events ----
 
     def _look_at_processes(self, *, signs: bool) -> None:
         for name, processes in self._lives.items():
-            for index, one in enumerate(processes):
-                if one.ended:
+            for index, process in enumerate(processes):
+                if process.ended:
                     continue
-                status = one.child.exit_code()
-                if (signs or status is not None) and (sign := one.sign(name, index)) is not None:
+                status = process.child.exit_code()
+                if (signs or status is not None) and (sign := process.sign(name, index)) is not None:
                     self.send(sign)
                 if status is not None:
-                    one.ended = True
+                    process.ended = True
                     self.send(Ended(name, index, status))
 
     def _look_at_rest(self) -> None:
@@ -231,7 +231,7 @@ class Driver:
             if group.phase not in (Phase.LINGERING, Phase.SWEPT):
                 continue
             with contextlib.suppress(OSError):  # what runs cannot be found out now: look again
-                rest = [pid for one in self._lives[group.name] for pid in one.child.rest()]
+                rest = [pid for each in self._lives[group.name] for pid in each.child.rest()]
                 self.send(RestSeen(group.name, tuple(rest)))
                 if not rest:
                     self._remove_phase_files(group.name)
@@ -261,13 +261,13 @@ class Driver:
     def _take_devices(self, answer: Answer) -> None:
         """An answer that cannot be read changes nothing, and is reported once."""
         problem = "" if answer.status == 0 else f"ended with status {answer.status}: {answer.text}"
-        if problem and "probe" not in self._told_cold:
+        if problem and "probe" not in self._mentioned:
             self._listener.say(f"--probe {problem}. Groups that are due wait for its next answer.")
-        self._told_cold = self._told_cold | {"probe"} if problem else self._told_cold - {"probe"}
+        self._mentioned = self._mentioned | {"probe"} if problem else self._mentioned - {"probe"}
         if not problem:
             self.send(DevicesSeen(frozenset(answer.text.replace(",", " ").split()), answer.asked_s))
 
-    # ---- what is to be done ----
+    # ---- effects ----
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -292,17 +292,17 @@ class Driver:
                 assert_never(effect)
 
     def _signal(self, effect: Terminate | Kill | KillRest | ShowStacks) -> None:
-        for one in self._lives[effect.group]:
+        for process in self._lives[effect.group]:
             match effect:
                 case Terminate():
-                    one.child.terminate()
+                    process.child.terminate()
                 case Kill():
-                    one.child.kill()
+                    process.child.kill()
                 case ShowStacks():
-                    one.child.say_where()
+                    process.child.say_where()
                 case KillRest():
                     with contextlib.suppress(OSError):  # looked for again
-                        one.child.kill_rest()
+                        process.child.kill_rest()
 
     def _try_to_start(self, group: Group) -> None:
         assert group.life is not None
@@ -340,8 +340,8 @@ class Driver:
         children = start_ranks(member, starts, self._processes, name=life, warm=warm)
         ranks = zip(member.ranks_here, children, files, strict=True)
         self._lives[member.name] = [_Process(rank, child, file) for rank, child, file in ranks]
-        for one in self._lives[member.name]:
-            self._logs[LogOf(member.name, number, one.rank)] = one.child
+        for process in self._lives[member.name]:
+            self._logs[LogOf(member.name, number, process.rank)] = process.child
         return children
 
     def _warm_for(self, member: Member, words: Sequence[str]) -> tuple[bool, Warm | None]:
@@ -359,8 +359,8 @@ class Driver:
                 preload=self._plan.preload,
                 options=python.options,
             )
-        if warm.problem and member.name not in self._told_cold:
-            self._told_cold.add(member.name)
+        if warm.problem and member.name not in self._mentioned:
+            self._mentioned.add(member.name)
             self._listener.say(f"{member.name} starts without a warm process from now on: {warm.problem}")
         return warm.ready or bool(warm.problem), warm
 
@@ -374,7 +374,7 @@ class Driver:
         self._coordinator_sign = None
         self.send(CoordinatorUp(self._coordinator.child.pid))
 
-    # ---- what it is made of ----
+    # ---- the plan ----
 
     def _placed(self, member: Member, address: str | None) -> Member:
         cache = self._processes.folder / "compiled" / member.name if self._plan.caches else None
@@ -410,5 +410,5 @@ class Driver:
 
     def _remove_phase_files(self, group: str) -> None:
         with contextlib.suppress(OSError):  # no later life has a file of this name
-            for one in self._lives[group]:
-                one.phase_file.unlink(missing_ok=True)
+            for process in self._lives[group]:
+                process.phase_file.unlink(missing_ok=True)

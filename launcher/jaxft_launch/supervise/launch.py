@@ -30,7 +30,7 @@ from jaxft_launch.supervise.driver import Driver
 
 EVENTS = "events.jsonl"
 POLL_S = 0.02
-# The last two are what a scheduler may be told to send some time before the end.
+# Schedulers send the last two on request, some time before the end.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -62,7 +62,7 @@ def run(planned: LaunchPlan, *, coordinator: tuple[str, ...] = COORDINATOR) -> i
         folder = _folder(planned, stack)
         phases = _phases(stack)
         output = stack.enter_context(make_output(sys.stdout))
-        told = Told(Journal(folder / EVENTS, output.say), output)
+        reporter = Reporter(Journal(folder / EVENTS, output.say), output)
         processes = stack.enter_context(
             Processes(folder, cwd=Path.cwd(), keeps_token=bool(planned.coordinator))
         )
@@ -74,20 +74,20 @@ def run(planned: LaunchPlan, *, coordinator: tuple[str, ...] = COORDINATOR) -> i
                 name = signal.Signals(signals[0]).name
                 output.say(f"got {name} while the coordinator started: no group was started")
                 return 128 + signal.SIGINT if signals[0] == signal.SIGINT else AGAIN
-        driver = Driver(planned, processes, phases=phases, listener=told, coordinator=own)
+        driver = Driver(planned, processes, phases=phases, listener=reporter, coordinator=own)
         stack.callback(driver.end)
-        told.begin(planned, folder, own)
+        reporter.begin(planned, folder, own)
         _until_over(driver, signals, output)
-        status, said = core.verdict(driver.launch)
-        for text in said:
+        status, lines = core.verdict(driver.launch)
+        for text in lines:
             output.say(text)
-        told.write(LaunchEnded(status=status))
+        reporter.write(LaunchEnded(status=status))
         output.say(f"ends with exit status {status}")
         return status
 
 
-class Told:
-    """The journal of a launch, and its lines."""
+class Reporter:
+    """Writes the journal of a launch, and its lines."""
 
     def __init__(self, journal: Journal, output: Output) -> None:
         self._journal = journal
@@ -139,7 +139,7 @@ def _pass_on(driver: Driver, tails: dict[Child, LogTail], output: Output) -> Non
         for rank, child in zip(group.ranks, children, strict=False):
             tail = tails.setdefault(child, LogTail(child.log, child.log_start_bytes))
             name = group.name if len(group.ranks) == 1 else f"{group.name}/{rank}"
-            # What it has started may still write, such as a program in a shell.
+            # Its child processes may still write, such as a program in a shell.
             for line in tail.lines(last=group.phase not in ALIVE):
                 output.pass_on(name, line)
 
@@ -172,7 +172,7 @@ def _own_coordinator(
     if planned.http:
         if problem := _taken(planned.http):
             output.say(
-                f"there is no page at http://{planned.http}/: {problem}. The launch goes on without it"
+                f"there is no page at http://{planned.http}/: {problem}. The launch continues without it"
             )
         else:
             flags += ["--http", planned.http]
@@ -200,7 +200,9 @@ def _signals() -> Iterator[list[int]]:
         arrived.append(number)
 
     # `nohup jaxft launch` is to outlive its terminal.
-    heeded = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN]
+    heeded = [
+        number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, note) for number in heeded}
     # While a parent's choice to ignore it is inherited, the kernel keeps no exit status: all of them would be 0.
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,1 +1,1 @@
-"""What a supervisor decides: pure values and functions, which the launcher's shell and the simulator drive."""
+"""The decisions of a supervisor: pure values and functions, which the launcher's shell and the simulator drive."""

@@ -36,7 +36,7 @@ class CoordinatorEnded:
 class GroupStarted:
     """A life of a group began: one process per rank, in order.
 
-    `warm`: forked from a warm process. `devices`: those that it may use; empty: not limited.
+    `warm`: forked from a warm process. `devices`: it may use only these; empty: not limited.
     """
 
     group: str
@@ -74,7 +74,7 @@ class RankOverdue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEnded:
-    """All processes of a life have ended. `step`: the highest that it told; 0 if none."""
+    """All processes of a life have ended. `step`: its highest step; 0 if none."""
 
     group: str
     life: int
@@ -121,7 +121,7 @@ class GroupGivenUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckChanged:
-    """The check of a group has changed its level: ok, warning, critical or unknown. `text`: what it printed."""
+    """The check of a group has changed its level: ok, warning, critical or unknown. `text`: its output."""
 
     group: str
     level: str

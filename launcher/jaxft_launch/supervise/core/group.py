@@ -10,9 +10,9 @@ Two things say where a group stands. Its *phase* is what its processes do:
        +----------+-----------+---------+---------+-----------+----------+
                                                                  -> DONE, LEFT, GIVEN_UP
 
-A life runs until its processes have all ended. ENDING: they were asked to (SIGTERM), or one of them has failed.
-KILLED: they were sent SIGKILL. LINGERING: they have ended, and what they have started may end by itself; SWEPT: that
-was killed. Each phase has one time at which it ends by itself (`until_s`).
+A life runs until its processes have all ended. ENDING: they were asked to (SIGTERM), or a process has failed.
+KILLED: they were sent SIGKILL. LINGERING: they have ended, and their child processes may end by themselves; SWEPT:
+these were killed. Each phase has one time at which it ends by itself (`until_s`).
 
 Its *aim* is what follows the end of its life. It only rises, but for CLIMB and MOVE, which end with the life:
 
@@ -23,8 +23,8 @@ Its *aim* is what follows the end of its life. It only rises, but for CLIMB and 
     LEAVE    leave: the launch ends, or its job is done
     GIVE_UP  end at once
 
-What a group cannot know by itself comes as `Around`: whether it may leave for its own sake (CLIMB, MOVE), and whether
-the job lives without it. `launch.py` has both rules.
+A group gets as `Around` the facts that it cannot know by itself: whether it may leave for its own sake (CLIMB, MOVE),
+and whether the job lives without it. `launch.py` has both rules.
 """
 
 import math
@@ -89,7 +89,7 @@ from jaxft_launch.supervise.core.values import (
     ending_of,
 )
 
-# What a process has started may end by itself after it: Python's tracker of shared memory frees that first.
+# Child processes may end by themselves after their parent: Python's tracker of shared memory frees that first.
 REST_S = 2.0
 # After SIGKILL, a process ends as soon as the kernel has reclaimed its memory.
 REAP_S = 30.0
@@ -99,7 +99,7 @@ UNKNOWN = "unknown"
 
 
 class Phase(StrEnum):
-    """What the processes of a group do. The live table shows these words."""
+    """The state of a group's processes. The live table shows these words."""
 
     WAITING = "waits"
     STARTING = "starts"
@@ -138,11 +138,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What a group cannot know by itself.
+    """Facts that a group cannot know by itself.
 
     Attributes:
         may_leave: whether the job keeps its state without this group, and no other is away for its own sake.
-        job_lives: whether the job goes on without it.
+        job_lives: whether the job continues without it.
         devices: the last answer of `--probe`; None before the first one.
     """
 
@@ -159,12 +159,12 @@ class Group:
         phase, until_s, aim: see above. `until_s`: when the phase ends by itself.
         life: the current life, or the last one.
         lives: the number of lives so far.
-        step: the highest step that former lives told.
+        step: the highest step of former lives.
         log: of the last life that found the job's state.
         ended_s: when the last life ended.
-        lacks: the devices that it has said to wait for.
+        lacks: the devices that it waits for, as reported.
         level, text: of its check; `sick`: it was critical, and has not been OK since.
-        told: what it has said once in this phase.
+        mentioned: the lines of this phase that are written only once.
         drained, late: how it is over: it alone has left; the job was finished without it.
         status, why: of a group that was given up, or ended without progress.
     """
@@ -187,7 +187,7 @@ class Group:
     level: str = UNKNOWN
     text: str = ""
     sick: bool = False
-    told: frozenset[str] = frozenset()
+    mentioned: frozenset[str] = frozenset()
     was_stranded: bool = False
     took_part: bool = False
     drained: bool = False
@@ -235,9 +235,9 @@ def step(group: Group, event: GroupEvent | Tick, now_s: float, around: Around) -
             return _started(group, event, now_s)
         case StartFailed(error=error):
             assert group.phase is Phase.STARTING
-            told = Say(f"{group.name} cannot be started: {error}")
+            news = Say(f"{group.name} cannot be started: {error}")
             group, effects = _go_on(group, Lived(ending=Ending.AGAIN, status=AGAIN), now_s, around)
-            return group, (told, *effects)
+            return group, (news, *effects)
         case Signed():
             assert group.life is not None
             return replace(group, life=signed(group.life, event, now_s)), ()
@@ -317,7 +317,7 @@ def _tick(group: Group, now_s: float, around: Around) -> Result:
             return replace(group, phase=Phase.LEFT), ()
         case Phase.WAITING if now_s >= group.until_s:
             return _try_to_start(group, now_s, around)
-        case Phase.STARTING if now_s >= group.until_s and "starts" not in group.told:
+        case Phase.STARTING if now_s >= group.until_s and "starts" not in group.mentioned:
             return _once(
                 group, "starts", f"{group.name} waits until its warm process has imported its modules"
             )
@@ -358,7 +358,7 @@ def _start(group: Group, devices: tuple[str, ...], now_s: float) -> Result:
         group,
         phase=Phase.STARTING,
         until_s=now_s + SLOW_WAIT_S,
-        told=frozenset(),
+        mentioned=frozenset(),
         step=group.highest_step,
         life=life,
     )
@@ -384,7 +384,7 @@ def _started(group: Group, event: Started, now_s: float) -> Result:
 
 
 def _watch(group: Group, now_s: float, around: Around) -> Result:
-    """Kill what has exceeded a time; let a group that is sick, or could have more devices, leave."""
+    """Kill a life that has exceeded a time; let a group that is sick, or could have more devices, leave."""
     life = group.life
     assert life is not None
     if now_s >= group.until_s:
@@ -403,13 +403,13 @@ def _watch(group: Group, now_s: float, around: Around) -> Result:
 def _out_of_time(group: Group) -> Result:
     assert group.life is not None
     if group.life.failed is not None:
-        group, told = _tell_failure(group)
+        group, news = _tell_failure(group)
     elif group.aim is Aim.LEAVE:
-        told = (Say(f"{group.name} did not end in time: it is killed"),)
+        news = (Say(f"{group.name} did not end in time: it is killed"),)
     else:
-        told = (Say(f"{group.name} did not leave within {group.rules.drain_timeout_s:g} s: it is killed"),)
+        news = (Say(f"{group.name} did not leave within {group.rules.drain_timeout_s:g} s: it is killed"),)
     group, effects = kill(group)
-    return group, (*told, *effects)
+    return group, (*news, *effects)
 
 
 def _move(group: Group, life: Life, now_s: float, around: Around) -> Result:
@@ -463,15 +463,15 @@ def _ended(group: Group, event: Ended, now_s: float) -> Result:
     life, kill_at_s = ended(group.life, event.rank, event.status, now_s)
     shared = group.phase is Phase.RUNNING  # in a drain, each process ends by itself
     group = replace(group, life=life)
-    told: tuple[Effect, ...] = ()
+    news: tuple[Effect, ...] = ()
     if kill_at_s is not None and shared:
         group = replace(group, phase=Phase.ENDING, until_s=kill_at_s)
     if not life.over:
         return group, ()
     if life.failed is not None:
-        group, told = _tell_failure(group)
+        group, news = _tell_failure(group)
     lingers_s = max(now_s + REST_S, life.leaves_until_s)
-    return replace(group, phase=Phase.LINGERING, until_s=lingers_s), told
+    return replace(group, phase=Phase.LINGERING, until_s=lingers_s), news
 
 
 def _rest(group: Group, pids: tuple[int, ...], now_s: float, around: Around) -> Result:
@@ -479,10 +479,7 @@ def _rest(group: Group, pids: tuple[int, ...], now_s: float, around: Around) -> 
         return _conclude(group, now_s, around)
     if group.phase is Phase.SWEPT or now_s < group.until_s:
         return group, ()
-    text = (
-        f"killed what the processes of {group.name} had started and left behind "
-        f"(pid {', '.join(map(str, pids))})"
-    )
+    text = f"killed child processes that {group.name} had left behind (pid {', '.join(map(str, pids))})"
     group = replace(group, phase=Phase.SWEPT, until_s=now_s + REAP_S)
     return group, (Say(text), KillRest(group.name))
 
@@ -492,15 +489,15 @@ def _tell_failure(group: Group) -> tuple[Group, tuple[Effect, ...]]:
     life = group.life
     assert life is not None
     assert life.failed is not None
-    if life.told:
+    if life.reported:
         return group, ()
     rank, pid = group.ranks[life.failed], life.pids[life.failed]
     several = len(group.ranks) > 1
     name = f"{group.name}, rank {rank}" if several else group.name
-    group = replace(group, life=replace(life, told=True))
+    group = replace(group, life=replace(life, reported=True))
     entry: Entry
     if (over := life.overdue) is not None:
-        # Ranks that wait for another in a collective are in the same phase. One that is silent waits for none.
+        # Ranks that wait for another in a collective are in the same phase. A silent rank waits for none.
         others = ". It may wait for another: their logs say where each stood"
         text = (
             f"{name} (pid {pid}) has been in {over.phase} of step {over.step} for {over.lasted_s:.0f} s, which is "
@@ -551,7 +548,7 @@ def _conclude(group: Group, now_s: float, around: Around) -> Result:
         return group, (*effects, Say(f"{name} is done{_but(life)}"))
     if group.aim in (Aim.CLIMB, Aim.MOVE) and ending in (Ending.DRAINED, Ending.KILLED, Ending.AGAIN):
         restarts = GroupRestarts(group=name, life=group.lives, wait_s=0.0)
-        group = replace(group, aim=Aim.RUN, phase=Phase.WAITING, until_s=now_s, told=frozenset())
+        group = replace(group, aim=Aim.RUN, phase=Phase.WAITING, until_s=now_s, mentioned=frozenset())
         return group, (*effects, Write(restarts))
     if group.aim is Aim.GIVE_UP:
         return replace(group, phase=Phase.GIVEN_UP), effects
@@ -591,7 +588,7 @@ def _go_on(group: Group, lived: Lived, now_s: float, around: Around) -> Result:
         past=decision.past,
         phase=Phase.WAITING,
         until_s=now_s + wait_s,
-        told=frozenset(),
+        mentioned=frozenset(),
         status=_status_of(lived),
         why=f"its last life ended with status {lived.status}",
     )
@@ -612,7 +609,7 @@ def _given_up(group: Group, why: str, status: int, log: LogOf | None) -> tuple[G
 
 
 def _checked(group: Group, event: Checked) -> Result:
-    """Note what the check has answered. A change is reported; what follows is decided as time passes."""
+    """Note the answer of the check. A change is reported; the next `Tick` decides the consequences."""
     level = LEVELS.get(event.status, UNKNOWN)
     sick = event.status == CRITICAL or (group.sick and event.status != OK)
     before = group.level
@@ -620,7 +617,7 @@ def _checked(group: Group, event: Checked) -> Result:
     if level == before:
         return group, ()
     entry = CheckChanged(group=group.name, level=level, before=before, text=event.text)
-    group = replace(group, told=group.told - {"sick", "kept"})
+    group = replace(group, mentioned=group.mentioned - {"sick", "kept"})
     return group, (Say(f"{group.name}: its check is {level} (was {before}): {event.text}"), Write(entry))
 
 
@@ -628,9 +625,9 @@ def _checked(group: Group, event: Checked) -> Result:
 
 
 def _once(group: Group, what: str, text: str) -> Result:
-    if what in group.told:
+    if what in group.mentioned:
         return group, ()
-    return replace(group, told=group.told | {what}), (Say(text),)
+    return replace(group, mentioned=group.mentioned | {what}), (Say(text),)
 
 
 def _log_of(group: Group, life: Life) -> LogOf:
@@ -649,7 +646,7 @@ def _status_of(lived: Lived) -> int:
 
 
 def _but(life: Life) -> str:
-    """What is odd about a life that was done."""
+    """The odd fact about a life that was done, if there is one."""
     if life.late:
         return ": its job was finished without it"
     if life.joined:

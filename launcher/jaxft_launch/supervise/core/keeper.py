@@ -75,8 +75,8 @@ def step(keeper: Keeper, event: KeeperEvent | Tick, now_s: float) -> Result:
             return _tick(keeper, now_s)
         case CoordinatorUp(pid=pid):
             keeper = replace(keeper, phase=KeeperPhase.STARTING, pid=pid, since_s=now_s, sign_s=None)
-            told = Say(f"coordinator at {keeper.address} (pid {pid})")
-            return keeper, (told, Write(CoordinatorStarted(pid=pid, address=keeper.address)))
+            news = Say(f"coordinator at {keeper.address} (pid {pid})")
+            return keeper, (news, Write(CoordinatorStarted(pid=pid, address=keeper.address)))
         case CoordinatorStartFailed(error=error):
             keeper, _ = _wait(keeper, now_s)
             return keeper, (Say(f"the coordinator cannot be started: {error}"),)

@@ -28,7 +28,7 @@ class Ladder:
     more_since_s: float | None = None
 
     def look(self, working: Set[str], now_s: float, *, used: Sequence[str] = ()) -> "Ladder":
-        """Note which of the machine's devices work now. `used`: those that the group runs on."""
+        """Note which of the machine's devices work now. `used`: the group runs on these."""
         count = len(self._able(working))
         missing = count < len(self.devices)
         more = self._rung(count) > len(used)

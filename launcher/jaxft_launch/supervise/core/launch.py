@@ -114,7 +114,7 @@ def may_leave(launch: Launch, group: Group) -> bool:
 
 
 def job_lives(launch: Launch, group: Group) -> bool:
-    """Whether the job goes on without a group (rule 2)."""
+    """Whether the job continues without a group (rule 2)."""
     runs = any(
         other.stays and (other.holds_the_state or other.past.fruitless == 0)
         for other in _others(launch, group)
@@ -124,27 +124,27 @@ def job_lives(launch: Launch, group: Group) -> bool:
 
 def verdict(launch: Launch) -> tuple[int, tuple[str, ...]]:
     """Return the exit status of a launch that is over, and what its last lines say."""
-    done = [one for one in launch.groups if one.phase is Phase.DONE]
-    absent = [one for one in launch.groups if _took_no_part(one)]
-    if launch.keeper is not None and done and all(one.late and one.took_part for one in done):
+    done = [each for each in launch.groups if each.phase is Phase.DONE]
+    absent = [each for each in launch.groups if _took_no_part(each)]
+    if launch.keeper is not None and done and all(each.late and each.took_part for each in done):
         # Only a launch that has started the coordinator knows all groups.
         return ERROR, (
             "no program has ended well: each group ended unexpectedly, and when it came back, the job was finished "
-            "and its state gone. What the program does after that job, such as a second one, may not be done. Give "
+            "and its state gone. Later parts of the program, such as a second job, may not be done. Give "
             "each Manager checkpoints=: a restarted group then passes through a finished job",
         )
     if done and absent and not launch.signal:
-        status = REFUSED if any(one.status == REFUSED for one in absent) else ERROR
+        status = REFUSED if any(each.status == REFUSED for each in absent) else ERROR
         return status, tuple(
-            f"the job was done, but {one.name} took no part: {_why_absent(one)}" for one in absent
+            f"the job was done, but {each.name} took no part: {_why_absent(each)}" for each in absent
         )
     if done:
         return DONE, ()
     if launch.signal == INTERRUPT:
         return INTERRUPTED, ()
-    if all(one.drained for one in launch.groups):
+    if all(each.drained for each in launch.groups):
         return DONE, ()
-    given_up = [one.status for one in launch.groups if one.phase is Phase.GIVEN_UP]
+    given_up = [each.status for each in launch.groups if each.phase is Phase.GIVEN_UP]
     return next((status for status in given_up if status != AGAIN), AGAIN), ()
 
 
@@ -183,7 +183,7 @@ def _signalled(launch: Launch, name: str, now_s: float) -> Result:
         return launch, effects
     text = (
         f"got {name}: each group finishes its step and leaves, within {launch.rules.drain_timeout_s:g} s. If no "
-        "other group of the job is left, the job goes on from its newest checkpoint when it is started again. "
+        "other group of the job is left, the job continues from its newest checkpoint when it is started again. "
         "Without checkpoints, begin another run in another --folder, or under another job name"
     )
     launch, effects = replace(launch, signal=name), (Say(text), Write(DrainBegan(signal=name)))
@@ -196,13 +196,13 @@ def _signalled(launch: Launch, name: str, now_s: float) -> Result:
 def _together(launch: Launch, now_s: float) -> Result:
     """What follows for all groups (rules 3 and 4)."""
     # Not by a group that came too late: the others may be in the second phase of their program, with another job.
-    if not launch.job_done and any(one.phase is Phase.DONE and not one.late for one in launch.groups):
+    if not launch.job_done and any(each.phase is Phase.DONE and not each.late for each in launch.groups):
         until_s = now_s + launch.rules.deadlines.get(END, math.inf)
-        left = tuple(groups.leave(one, until_s) for one in launch.groups)
+        left = tuple(groups.leave(each, until_s) for each in launch.groups)
         launch = replace(launch, job_done=True, groups=left)
-    left = [one for one in launch.groups if not one.over]
+    left = [each for each in launch.groups if not each.over]
     # Only a launch that has started the coordinator knows all groups.
-    if launch.keeper is None or launch.signal or not left or not all(one.stranded for one in left):
+    if launch.keeper is None or launch.signal or not left or not all(each.stranded for each in left):
         return launch, ()
     effects: tuple[Effect, ...] = ()
     for group in left:
@@ -232,7 +232,7 @@ def _elsewhere(launch: Launch, group: Group) -> bool:
     """
     if group.life is None:
         return False
-    return group.life.members > sum(not one.over for one in launch.groups)
+    return group.life.members > sum(not each.over for each in launch.groups)
 
 
 def _took_no_part(group: Group) -> bool:
@@ -248,5 +248,5 @@ def _why_absent(group: Group) -> str:
 
 
 def _with(launch: Launch, group: Group) -> Launch:
-    changed = tuple(group if one.name == group.name else one for one in launch.groups)
+    changed = tuple(group if each.name == group.name else each for each in launch.groups)
     return replace(launch, groups=changed)

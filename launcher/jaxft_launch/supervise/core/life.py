@@ -1,7 +1,7 @@
 """One life of a group: its processes, which share one fate. Pure.
 
 As soon as a process ends with another status than 0, or stays in a phase beyond its deadline, the life has failed,
-and its other processes are ended: what they wait for will never come. They have a moment for last words, since a
+and its other processes are ended: they would wait forever. They have a moment for last words, since a
 process whose own error has ended the others may end after them.
 """
 
@@ -31,8 +31,8 @@ END = "end"
 WAIT, HEAL, REPLAY = "wait", "heal", "replay"
 # Phases in which a process may be waiting for other groups.
 WAITS = (WAIT, "exchange", "vote")
-# It waits for other groups, so it may be the last one that holds the job's state: no deadline. What is far above the
-# needs of a healthy program is cheap elsewhere, since the job goes on without the group.
+# A group that waits for others may be the last holder of the job's state: no deadline. Elsewhere, deadlines far above
+# the needs of a healthy program are cheap, since the job continues without the group.
 DEADLINES_S: Mapping[str, float] = MappingProxyType(
     {
         BOOT: 3600.0,
@@ -92,7 +92,7 @@ class Life:
         failed: the rank that failed first, or one seen later that is the reason for that.
         overdue: the deadline that was exceeded.
         killed: whether SIGKILL was sent to its processes.
-        told: whether its failure has been reported.
+        reported: whether its failure has been reported.
         leaves_until_s: until when what its processes have started may end by itself.
         first_end_s: when its first process ended with status 0.
         healed: whether a process has healed, and holds the job's state since.
@@ -108,7 +108,7 @@ class Life:
     failed: int | None = None
     overdue: Overdue | None = None
     killed: bool = False
-    told: bool = False
+    reported: bool = False
     leaves_until_s: float = 0.0
     first_end_s: float | None = None
     step: int = 0
@@ -156,10 +156,10 @@ class Life:
         return [pid for pid, rank in zip(self.pids, self.ranks, strict=True) if rank.status is None]
 
     def result(self) -> tuple[Ending, int]:
-        """Return how it ended, and the exit status that says so. Call it once it is over."""
+        """Return how it ended, and the exit status for that. Call it once it is over."""
         last = {DRAINED: Ending.DRAINED, LATE: Ending.DONE}
-        if self.overdue is not None and (said := last.keys() & self.phases):
-            return last[said.pop()], DONE  # only a thread that never ends has kept the process
+        if self.overdue is not None and (words := last.keys() & self.phases):
+            return last[words.pop()], DONE  # only a thread that never ends has kept the process
         if self.overdue is not None or (self.killed and self.failed is None):
             return Ending.KILLED, SIGKILLED
         ending, status = reason_of(status for _, status in self.counted)
@@ -180,7 +180,7 @@ def signed(life: Life, sign: Signed, now_s: float) -> Life:
     )
     ranks = (*life.ranks[: sign.rank], rank, *life.ranks[sign.rank + 1 :])
     # A heal that has failed ends in the same phases, at the step from before it.
-    fetched = [one.sign.step for one in life.ranks if one.sign and one.sign.phase in (HEAL, REPLAY)]
+    fetched = [each.sign.step for each in life.ranks if each.sign and each.sign.phase in (HEAL, REPLAY)]
     held = bool(fetched) and sign.step >= max(fetched)
     after = replace(life, ranks=ranks)
     return replace(
@@ -193,7 +193,7 @@ def signed(life: Life, sign: Signed, now_s: float) -> Life:
 
 
 def ended(life: Life, rank: int, status: int, now_s: float) -> tuple[Life, float | None]:
-    """Note the end of a process; return when the others are to be killed, if this is what has failed."""
+    """Note the end of a process; return when the others are to be killed, if this process has failed first."""
     process = replace(life.ranks[rank], status=status)
     life = replace(life, ranks=(*life.ranks[:rank], process, *life.ranks[rank + 1 :]))
     if life.killed or (life.failed is not None and status in ABORTED):
@@ -213,7 +213,7 @@ def ended(life: Life, rank: int, status: int, now_s: float) -> tuple[Life, float
 
 
 def late(life: Life, now_s: float, deadlines: Mapping[str, float]) -> Overdue | None:
-    """Return what a process of the life has exceeded, or None."""
+    """Return the deadline that a process of the life has exceeded, or None."""
     for number, rank in enumerate(life.ranks):
         if rank.status is not None:
             continue

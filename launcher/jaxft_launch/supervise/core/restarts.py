@@ -22,7 +22,7 @@ JITTER = 0.25
 # No wait doubles more often, since a float overflows at 1024.
 MOST_DOUBLINGS = 64
 ERRORS_IN_A_ROW = 2
-# What commits no steps, a spare or a coordinator, has made progress if it lived for so long.
+# A spare or a coordinator commits no steps: it has made progress if it lived for this long.
 STEADY_S = 600.0
 
 
@@ -31,7 +31,7 @@ class Past:
     """What counts of a group's former lives.
 
     Attributes:
-        step: the last step that one of them committed itself.
+        step: the last step that such a life committed itself.
         fruitless: how many in a row ended without a new one.
         errors: how many of these, in a row, ended with an error of the program.
     """
@@ -51,7 +51,7 @@ class Lived:
         committed: the last step that it committed itself; 0 if none.
         lived_s: how long it lived.
         stands_by: whether it may have nothing to commit: it is a spare.
-        job_lives: whether the job goes on without it.
+        job_lives: whether the job continues without it.
     """
 
     ending: Ending
@@ -81,7 +81,7 @@ class GiveUp:
 def after(past: Past, life: Lived, *, max_restarts: int, jitter: float) -> Restart | GiveUp:
     """Return what to do after a life. `jitter`: a number in [0, 1) that differs from group to group."""
     if life.ending is Ending.REFUSED:
-        return GiveUp(f"The job refused it (exit status {life.status}); its log says what differs.")
+        return GiveUp(f"The job refused it (exit status {life.status}); its log names the difference.")
     if life.committed not in (0, past.step):
         return Restart(0.0, Past(life.committed))
     failed = life.ending is Ending.ERROR
@@ -97,7 +97,7 @@ def after(past: Past, life: Lived, *, max_restarts: int, jitter: float) -> Resta
         return GiveUp(
             f"It ended {now.fruitless} times in a row without a new step (--max-restarts {max_restarts})."
         )
-    without = ", while the job goes on without it" if life.job_lives else ""
+    without = ", while the job continues without it" if life.job_lives else ""
     why = f"it ended {now.fruitless} times in a row without a new step{without}" if now.fruitless > 1 else ""
     return Restart(doubled_s(FIRST_WAIT_S, now.fruitless - 1) * (1.0 - JITTER * jitter), now, why)
 

@@ -1,4 +1,4 @@
-"""The values of the supervisor's core: exit statuses, what it hears, and what it has its shell do."""
+"""The values of the supervisor's core: exit statuses, events, and effects for its shell."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxft_launch.supervise.core.entries import Entry
 # The contract between a training program and its supervisor. `jaxft`'s errors have the same numbers.
 DONE, ERROR, UNSAVED, AGAIN, REFUSED = 0, 1, 74, 75, 78
 SIGKILLED = -9
-# The phases that a process tells for good.
+# Final phases of a process.
 DRAINED, LATE, STRANDED = "drained", "late", "stranded"
 
 
@@ -17,15 +17,15 @@ class Ending(StrEnum):
     """How a process or a group ended."""
 
     DONE = "done"
-    DRAINED = "drained"  # done with its part: the job goes on without it
+    DRAINED = "drained"  # done with its part: the job continues without it
     AGAIN = "again"
     KILLED = "killed"
     ERROR = "error"
     REFUSED = "refused"
 
 
-# If several processes of a group have ended, the first of these is the reason: a process beside one that was killed
-# also fails, and a process that lost its peers asks to be started again.
+# If several processes of a group have ended, the first of these is the reason: the other processes of a killed
+# rank's group fail, too, and a process that lost its peers asks to be started again.
 _REASONS = (Ending.REFUSED, Ending.KILLED, Ending.ERROR, Ending.AGAIN, Ending.DONE)
 
 
@@ -38,7 +38,7 @@ def ending_of(status: int) -> Ending:
 
 
 def reason_of(statuses: Iterable[int]) -> tuple[Ending, int]:
-    """Return how a group ended whose processes have ended with these statuses, and the status that says so."""
+    """Return how a group ended whose processes have ended with these statuses, and the status for that."""
     return min(((ending_of(status), status) for status in statuses), key=lambda one: _REASONS.index(one[0]))
 
 
@@ -75,7 +75,7 @@ class Signed:
         phase: that it is in.
         step: for which.
         members: the groups of the last step that it took part in; 0 before the first one.
-        committed: the committed steps behind the last one that it took part in itself; 0 before the first one.
+        committed: the committed steps after its last own step; 0 before the first.
         phase_mark: when it entered the phase, and
         life_mark: its last sign of life; both by its own clock, and only compared for equality.
     """
@@ -101,7 +101,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class RestSeen:
-    """What the ended processes of a group have started and left behind: what of it still runs."""
+    """The child processes that the ended processes of a group have left behind, and that still run."""
 
     group: str
     pids: tuple[int, ...]
@@ -133,7 +133,7 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Let one group finish its step and leave for good; the launch goes on."""
+    """Let one group finish its step and leave for good; the launch continues."""
 
     group: str
 
@@ -209,7 +209,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class KillRest:
-    """Send SIGKILL to what they have left behind."""
+    """Send SIGKILL to the child processes that they have left behind."""
 
     group: str
 
@@ -238,7 +238,7 @@ class KillCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class LogOf:
-    """The log of a process of a group; that of the coordinator, if `group` is empty."""
+    """The log of a process of a group, or of the coordinator if `group` is empty."""
 
     group: str
     life: int = 0
