@@ -40,7 +40,7 @@ def test_groups_of_several_processes_share_two_devices_or_have_one_for_each() ->
 
 def test_an_example_whose_bits_depend_on_the_mesh_is_refused() -> None:
     assert own_flags_of(EXAMPLES["llama3"], GROUPS, ()) == {}
-    with pytest.raises(LaunchError, match=r"that of examples\.llama3\.train is not"):
+    with pytest.raises(LaunchError, match=r"the arithmetic of examples\.llama3\.train is not"):
         own_flags_of(EXAMPLES["llama3"], GROUPS, (1, 2))
 
 

@@ -66,7 +66,7 @@ def test_nothing_is_given_up_while_the_job_lives(how: dict[str, Any]) -> None:
 
 def test_what_the_job_refuses_is_not_tried_again() -> None:
     decision = decide(Past(4), committed=9, ending=Ending.REFUSED, status=78, job_lives=True)
-    assert decision == GiveUp("The job refused it (exit status 78); its log says what differs.")
+    assert decision == GiveUp("The job refused it (exit status 78); its log names the difference.")
 
 
 @pytest.mark.parametrize(
