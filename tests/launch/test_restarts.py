@@ -61,7 +61,9 @@ def test_nothing_is_given_up_while_the_job_lives(how: dict[str, Any]) -> None:
     decision = decide(Past(4, 1000, 1000), job_lives=True, **how)
     assert isinstance(decision, Restart)
     assert decision.wait_s == LONGEST_WAIT_S
-    assert decision.why == "it ended 1001 times in a row without a new step, while the job continues without it"
+    assert (
+        decision.why == "it ended 1001 times in a row without a new step, while the job continues without it"
+    )
 
 
 def test_what_the_job_refuses_is_not_tried_again() -> None:
