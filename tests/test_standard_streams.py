@@ -19,7 +19,7 @@ JAXFT = (sys.executable, "-m", "jaxft_launch")
 # Printed by a program whose streams were closed: the files behind 0 to 2, the streams, and the number of a new file.
 OPENED = """
 import os, sys
-from jaxft_protocol.host.standard_streams import open_closed_streams
+from jaxft_protocol.host.commands import open_closed_streams
 open_closed_streams()
 print("for no one")
 sys.stderr.write("for no one")

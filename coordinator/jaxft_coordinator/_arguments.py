@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from jaxft_protocol.host.command_line import empty_flags
+from jaxft_protocol.host.commands import empty_flags, host_and_port
 
 from jaxft_coordinator.shell import limits
 
@@ -140,11 +140,11 @@ def _may_be_address(flag: str, address: str) -> bool:
     """Whether a flag takes this address. gRPC would also listen on unix:PATH, but no group can dial it."""
     if not address:
         return flag != "bind"
-    host, colon, port = address.rpartition(":")
-    if not (colon and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= 65535):
+    try:
+        host_and_port(address)
+    except ValueError:
         return False
-    # Without brackets, the last part of an IPv6 address could be the port.
-    return ":" not in host or (host.startswith("[") and host.endswith("]"))
+    return True
 
 
 def _is_local(bind: str) -> bool:

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 
 import tyro
-from jaxft_protocol.host.standard_streams import open_closed_streams, quiet_without_reader
+from jaxft_protocol.host.commands import open_closed_streams, quiet_without_reader
 
 from jaxft_coordinator._arguments import Arguments, TokenArguments, emptiness_of, exposure_of, problem_of
 from jaxft_coordinator._version import __version__

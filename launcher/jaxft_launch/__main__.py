@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args, get_type_hints
 
-from jaxft_protocol.host.command_line import empty_flags
-from jaxft_protocol.host.standard_streams import open_closed_streams, quiet_without_reader
+from jaxft_protocol.host.commands import empty_flags, open_closed_streams, quiet_without_reader
 
 from jaxft._errors import JaxftError
 from jaxft_launch._version import __version__

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 import grpc
-from jaxft_protocol.host.command_line import host_and_port
+from jaxft_protocol.host.commands import host_and_port
 
 from jaxft import Network
 from jaxft._errors import JaxftError

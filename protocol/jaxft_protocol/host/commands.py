@@ -1,10 +1,11 @@
-"""Standard streams that were closed before the program began (`>&-`), or whose reader has enough (`| head`)."""
+"""Shared by all commands: flags, and standard streams that were closed (`>&-`) or lost their reader (`| head`)."""
 
 import contextlib
+import itertools
 import os
 import select
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from typing import TextIO
 
 NO_READER = 141  # the exit status that a shell reports for a program that wrote to a pipe without a reader
@@ -41,3 +42,23 @@ def _has_no_reader(stream: TextIO) -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             return True
     return False
+
+
+def empty_flags(words: Sequence[str]) -> Iterator[str]:
+    """The flags that have an empty value, as from a shell variable that is not set: `--state ""`, `--state=`.
+
+    Once parsed, an empty path is the current folder, and an empty list is none.
+    """
+    for word, after in itertools.pairwise([*words, "-"]):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and not (value if equals else after):
+            yield name.replace("_", "-")
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return both parts of host:port. Raises ValueError if it is not that."""
+    host, _, port = address.rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    if not port.isdecimal() or int(port) > 65535 or (":" in host and not in_brackets):
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)
