@@ -17,7 +17,7 @@ PAGES = [
 ]
 # Of the repository: a path in backticks that begins in a folder of these.
 PATH = re.compile(
-    r"`((?:protocol|coordinator|jaxft|docs|tests|examples|benchmarks|deploy)/[\w./-]+)(?:::\w+)?`"
+    r"`((?:protocol|coordinator|launcher|jaxft|lane|docs|tests|examples|benchmarks|lab|deploy)/[\w./-]+)(?:::\w+)?`"
 )
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 PAGE = re.compile(r"\{doc\}`([\w-]+)`")
