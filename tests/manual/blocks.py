@@ -3,8 +3,6 @@
 A block that cannot be checked has a comment before it: <!-- not checked: REASON -->.
 """
 
-import ast
-import inspect
 import re
 import shlex
 import subprocess
@@ -18,8 +16,6 @@ import tyro
 import yaml
 from jaxft_coordinator._arguments import Arguments, TokenArguments
 
-import jaxft
-import jaxft.data
 from deploy.render import HELM
 from examples.llama3._flags import Flags as LlamaFlags
 from examples.mlp.train import Flags as MlpFlags
@@ -45,22 +41,8 @@ BLOCK = re.compile(
     r"(?:<!-- not checked: (?P<why>[^>]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.M | re.S
 )
 SHELLS = ("sh", "bash", "console")
-# What is not ours, and not checked beyond its name.
-FOREIGN = {
-    "kubectl",
-    "export",
-    "cd",
-    "head",
-    "base64",
-    "umask",
-    "srun",
-    "scontrol",
-    "sbatch",
-    "apt",
-    ".",
-    "[",
-    "python3",
-}
+# Commands of others, not checked beyond their names.
+FOREIGN = set("kubectl export cd head base64 umask srun scontrol sbatch apt rm . [ python3".split())
 # Distributions of others that a page has its reader install.
 OTHERS = {"ray"}
 OTHER_MODULES = {"my.train", "pytest"}
@@ -111,7 +93,7 @@ def check(block: Block) -> None:
     """Raise Wrong if the block has a mistake."""
     checks: dict[str, Callable[[str], None]] = {
         **dict.fromkeys(SHELLS, check_shell),
-        "python": check_python,
+        "python": lambda text: compile(text, "docs", "exec"),  # test_snippets.py runs it
         "yaml": lambda text: yaml.safe_load(text),
     }
     if block.kind not in checks:
@@ -158,44 +140,50 @@ def check_command(words: list[str]) -> None:
     """Raise Wrong if a command, a flag, a target, an extra or a chart's value does not exist."""
     for prefix, options in PARSERS.items():
         if tuple(words[: len(prefix)]) == prefix:
-            own, program = words[len(prefix) :], []
-            if "--" in own:
-                own, program = own[: own.index("--")], own[own.index("--") + 1 :]
-            try:
-                tyro.cli(options, args=own, console_outputs=False)
-            except SystemExit as error:
-                raise Wrong(f"{shlex.join(words)}: its parser refuses the flags") from error
-            if program:
-                check_command(program)
+            _check_flags(options, words, len(prefix))
             return
-    match words:
-        case ["make", *rest]:
-            _check_make(rest)
-        case ["pip", "install", *what] | ["uv", "pip", "install", *what]:
-            _check_extras([word for word in what if not word.startswith("-")])
-        case ["helm", "install", name, chart, *flags]:
-            done = subprocess.run(
-                [HELM, "template", name, chart, *flags], cwd=ROOT, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise Wrong(f"{shlex.join(words)}: {done.stderr}")
-        case ["helm", "upgrade", _, chart, "--reuse-values", *_]:
-            if not (ROOT / chart / "Chart.yaml").exists():
-                raise Wrong(f"{shlex.join(words)}: there is no chart {chart}")
-        case ["python", "-m", "tests.simulation", *flags]:
-            _check_simulation(flags)
-        case ["python", "-m", module, *_]:
-            path = ROOT / module.replace(".", "/")
-            if not (
-                path.with_suffix(".py").exists() or (path / "__main__.py").exists() or module in OTHER_MODULES
-            ):
-                raise Wrong(f"there is no module {module}")
-        case ["python", script, *_] if script.endswith(".py"):
-            pass  # the reader's own
-        case [name, *_] if name in FOREIGN:
-            pass
-        case _:
-            raise Wrong(f"no check is known for {shlex.join(words)}")
+    if words[0] in FOREIGN:
+        return
+    if words[0] not in _CHECKS:
+        raise Wrong(f"no check is known for {shlex.join(words)}")
+    _CHECKS[words[0]](words[1:])
+
+
+def _check_flags(options: Any, words: list[str], named: int) -> None:
+    own, program = words[named:], []
+    if "--" in own:
+        own, program = own[: own.index("--")], own[own.index("--") + 1 :]
+    try:
+        tyro.cli(options, args=own, console_outputs=False)
+    except SystemExit as error:
+        raise Wrong(f"{shlex.join(words)}: its parser refuses the flags") from error
+    if program:
+        check_command(program)
+
+
+def _check_helm(words: list[str]) -> None:
+    command, name, chart, *flags = words
+    if not (ROOT / chart / "Chart.yaml").exists():
+        raise Wrong(f"helm {shlex.join(words)}: there is no chart {chart}")
+    if command == "install":
+        template = [HELM, "template", name, chart, *flags]
+        done = subprocess.run(template, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Wrong(f"helm {shlex.join(words)}: {done.stderr}")
+
+
+def _check_python(words: list[str]) -> None:
+    """A module exists; a script is the reader's own."""
+    if words[:2] == ["-m", "tests.simulation"]:
+        try:
+            simulation._options(words[2:])
+        except SystemExit as error:
+            raise Wrong(f"python {shlex.join(words)}: its parser refuses the flags") from error
+    elif words[0] == "-m":
+        path = ROOT / words[1].replace(".", "/")
+        known = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+        if not known and words[1] not in OTHER_MODULES:
+            raise Wrong(f"there is no module {words[1]}")
 
 
 def _check_make(words: list[str]) -> None:
@@ -220,69 +208,27 @@ def _check_make(words: list[str]) -> None:
                 check_command(shlex.split(line.replace("$(BIN)/", "").replace("$(ARGS)", value)))
 
 
-def _check_simulation(flags: list[str]) -> None:
-    try:
-        simulation._options(flags)
-    except SystemExit as error:
-        raise Wrong(
-            f"python -m tests.simulation {shlex.join(flags)}: its parser refuses the flags"
-        ) from error
-
-
-def _check_extras(requirements: list[str]) -> None:
-    folders = {"jaxft": ".", **{f"jaxft-{name}": f"./{name}" for name in ("coordinator", "protocol")}}
-    folders["jaxft-launch"] = "./launcher"
-    for requirement in requirements:
+def _check_pip(words: list[str]) -> None:
+    """What `install` names are folders of the clone or distributions of ours, with their extras."""
+    folders = {"jaxft": ".", "jaxft-launch": "./launcher"}
+    folders |= {f"jaxft-{name}": f"./{name}" for name in ("coordinator", "protocol")}
+    for requirement in (word for word in words[words.index("install") + 1 :] if not word.startswith("-")):
         match = re.fullmatch(r"([\w./-]+?)/?(?:\[([\w,-]+)\])?", requirement)
         if match is None:
             raise Wrong(f"pip would not understand {requirement}")
         if match[1] in OTHERS:
             continue
-        folder = folders.get(match[1], match[1])
-        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        file = ROOT / folders.get(match[1], match[1]) / "pyproject.toml"
+        project = tomllib.loads(file.read_text())["project"]
         for extra in filter(None, (match[2] or "").split(",")):
             if extra not in project["optional-dependencies"]:
                 raise Wrong(f"{project['name']} has no extra {extra}")
 
 
-def check_python(text: str) -> None:
-    """Raise Wrong if it is no Python, or names or calls of jaxft are wrong."""
-    try:
-        tree = ast.parse(text)
-    except SyntaxError as error:
-        raise Wrong(str(error)) from error
-    direct = {
-        alias.name: getattr(jaxft.data, alias.name, None)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "jaxft.data"
-        for alias in node.names
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jaxft":
-            if not hasattr(jaxft, node.attr):
-                raise Wrong(f"jaxft has no {node.attr}")
-        if isinstance(node, ast.Call):
-            called = direct.get(getattr(node.func, "id", "")) or _of_jaxft(node.func)
-            if called is not None:
-                _check_call(node, called)
-
-
-def _of_jaxft(node: ast.expr) -> Any:
-    path = ast.unparse(node).split(".")
-    if path[0] != "jaxft":
-        return None
-    found: Any = jaxft
-    for name in path[1:]:
-        if not hasattr(found, name):
-            raise Wrong(f"{ast.unparse(node)} does not exist")
-        found = getattr(found, name)
-    return found
-
-
-def _check_call(node: ast.Call, called: Any) -> None:
-    known = inspect.signature(called).parameters
-    if any(each.kind is each.VAR_KEYWORD for each in known.values()):
-        return
-    for keyword in node.keywords:
-        if keyword.arg is not None and keyword.arg not in known:
-            raise Wrong(f"{ast.unparse(node.func)} takes no argument {keyword.arg}")
+_CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "make": _check_make,
+    "pip": _check_pip,
+    "uv": _check_pip,
+    "helm": _check_helm,
+    "python": _check_python,
+}

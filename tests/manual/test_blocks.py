@@ -1,9 +1,9 @@
-"""Every command and snippet in the docs holds: the flags exist, the targets, the extras, the names and arguments."""
+"""Every command in the docs holds: the flags exist, the targets, the extras, the modules."""
 
 import pytest
 
 from deploy.render import HELM
-from tests.manual.blocks import Block, Wrong, blocks, check, check_python, check_shell
+from tests.manual.blocks import Block, Wrong, blocks, check, check_shell
 
 BLOCKS = blocks()
 CHECKED = [block for block in BLOCKS if not block.why_not]
@@ -47,18 +47,3 @@ def test_few_blocks_are_not_checked_and_each_says_why() -> None:
 def test_a_mistake_in_a_command_is_found(text: str) -> None:
     with pytest.raises(Wrong):
         check_shell(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "jaxft.Manger()",
-        "jaxft.Manager(groop='a')",
-        "from jaxft.data import Batches\nBatches(x, shard=1)",
-        "jaxft.data.Batchs(x)",
-        "def broken(:",
-    ],
-)
-def test_a_mistake_in_a_snippet_is_found(text: str) -> None:
-    with pytest.raises(Wrong):
-        check_python(text)

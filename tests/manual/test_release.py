@@ -97,7 +97,7 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (clone / ".venv" / "bin" / program).symlink_to(UV.parent / program)
     (clone / ".venv" / ".installed").touch()  # nothing else of `make setup` is needed
     said = run("make", "release", f"VERSION={RELEASE}", cwd=clone)
-    assert said.count("PASSED") == 6, said
+    assert said.count("PASSED") == 8, said
     assert f"{RELEASE} is in dist/{RELEASE}. Left to do:" in said
     return clone
 
@@ -112,7 +112,7 @@ def test_make_release_builds_what_installs(released: Path, tmp_path: Path) -> No
     assert "jaxft/_version.py" in stale(ROOT)
     built = released / "dist" / RELEASE
     names = {path.name for path in built.iterdir() if not path.name.startswith(".")}
-    for project in ("jaxft", "jaxft_coordinator", "jaxft_protocol"):
+    for project in ("jaxft", "jaxft_coordinator", "jaxft_launch", "jaxft_protocol"):
         names.remove(f"{project}-{RELEASE}.tar.gz")
         [wheel] = [name for name in names if name.startswith(f"{project}-{RELEASE}-py3-none-")]
         names.remove(wheel)
@@ -140,7 +140,15 @@ def stale(released: Path) -> list[str]:
     )
     return [
         str(path.relative_to(released))
-        for room in ("*", "docs/*", "deploy/**/*", "coordinator/**/*", "protocol/**/*", "jaxft/*")
+        for room in (
+            "*",
+            "docs/*",
+            "deploy/**/*",
+            "coordinator/**/*",
+            "launcher/**/*",
+            "protocol/**/*",
+            "jaxft/*",
+        )
         for path in sorted(released.glob(room))
         if path.suffix in {".md", ".py", ".toml", ".yaml", ".Dockerfile", ".sbatch"}
         and path.name != "CHANGELOG.md"

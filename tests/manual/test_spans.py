@@ -14,75 +14,55 @@ from tests.manual.blocks import PAGES, PARSERS, ROOT, Wrong, check_command
 SPAN = re.compile(r"`([^`\n]+)`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-# Of Slurm, XLA, helm, etcd and uv.
-FOREIGN = {
-    "--partition",
-    "--gpus-per-node",
-    "--nodes",
-    "--time",
-    "--signal",
-    "--nodelist",
-    "--set",
-    "--name",
-    "--help",
-}
-FOREIGN |= {"--auto-compaction-retention", "--max-request-bytes", "--compile-bytecode"}
-FOREIGN |= {"--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops", "--xla_gpu_ftz"}
-# Of commands whose parser is not at hand: tests.loops, tests.simulation.
-OTHERS = {"--python", "--write", "--resume"}
+# Of Slurm, XLA, helm, etcd and uv; and of our commands without a parser here: tests.loops, tests.simulation.
+OTHERS = set(
+    "--partition --gpus-per-node --nodes --time --signal --nodelist --set --name --help --auto-compaction-retention "
+    "--max-request-bytes --compile-bytecode --xla_gpu_deterministic_ops --xla_gpu_exclude_nondeterministic_ops "
+    "--xla_gpu_ftz --python --write --resume".split()
+)
 OWN = {
     prefix: {"--" + each.name.replace("_", "-") for each in dataclasses.fields(options)}
     for prefix, options in PARSERS.items()
 }
-# Checked as a whole, like a command of a block: nothing in them stands for the reader's own.
-WHOLE = ("make", "pip")
 
 
 def problems(text: str) -> Iterator[str]:
     """What a page's spans of code name that does not exist."""
     for span in SPAN.findall(FENCED.sub("", text)):
-        words = _words(span)
-        if words[0] in WHOLE and len(words) > 1:
-            try:
-                check_command([word for word in words if word != "wandb"])
-            except Wrong as error:
-                yield str(error)
-        elif words[:2] == ["python", "-m"] and "." in span:
-            if not any((ROOT / words[2].replace(".", "/")).with_suffix(end).exists() for end in (".py", "")):
-                yield f"{span}: there is no such module"
-        elif (
-            words[0] == "jaxft"
-            and len(words) > 1
-            and words[1] not in {prefix[1] for prefix in PARSERS if len(prefix) > 1}
-        ):
-            yield f"{span}: jaxft has no command {words[1]}"
+        try:
+            words = shlex.split(span) or [""]
+        except ValueError:  # half of a quotation
+            words = [span]
         yield from (
             f"{span}: {flag} does not exist" for flag in FLAG.findall(span) if not _exists(flag, words)
         )
-
-
-def _words(span: str) -> list[str]:
-    try:
-        return shlex.split(span) or [""]
-    except ValueError:  # half of a quotation
-        return [span]
+        try:
+            # In the spans of other commands some words stand for the reader's own.
+            if words[0] in ("make", "pip") and len(words) > 1:
+                check_command([word for word in words if word != "wandb"])
+            elif words[:2] == ["python", "-m"] and "." in span:
+                check_command(words[:3])
+        except Wrong as error:
+            yield f"{span}: {error}"
+        if words[0] == "jaxft" and not {tuple(words[:2]), tuple(words)} & {
+            ("jaxft",),
+            *(key[:2] for key in OWN),
+        }:
+            yield f"{span}: jaxft has no command {words[1]}"
 
 
 def _exists(flag: str, words: list[str]) -> bool:
     if words[:3] == ["python", "-m", "benchmarks"] and len(words) > 3:
         options = importlib.import_module(f"benchmarks.{words[3]}").Options
-        return flag.removeprefix("--").removeprefix("no-").replace("-", "_") in {
-            field.name for field in dataclasses.fields(options)
-        }
-    commands = [prefix for prefix in OWN if tuple(words[: len(prefix)]) == prefix]
-    known = set().union(*(OWN[prefix] for prefix in commands or OWN))
-    return flag in known or flag in FOREIGN | OTHERS or flag.replace("--no-", "--", 1) in known
+        known = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(options)}
+    else:
+        commands = [prefix for prefix in OWN if tuple(words[: len(prefix)]) == prefix]
+        known = OTHERS.union(*(OWN[prefix] for prefix in commands or OWN))
+    return flag in known or flag.replace("--no-", "--", 1) in known
 
 
 @pytest.mark.parametrize(
-    "page",
-    [*PAGES, ROOT / "CHANGELOG.md"],
-    ids=lambda page: str(page.relative_to(ROOT)),
+    "page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_what_the_text_names_exists(page: Path) -> None:
     assert list(problems(page.read_text(encoding="utf-8"))) == []

@@ -1,88 +1,139 @@
-"""The start page, followed to the letter in a fresh environment, far from the clone, with the built wheels."""
+"""The start page and the one-page manual, followed to the letter with the built wheels, far from the clone."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.release import ROOT, build
 from tests import patience
-from tests.manual.blocks import Block, blocks
+from tests.manual.blocks import blocks
 from tests.manual.fresh import fresh_environment, needs_uv, run, variables
 
-pytestmark = [pytest.mark.processes, needs_uv]
-PAGE = [block for block in blocks() if block.page.name == "start.md"]
+pytestmark = [pytest.mark.long, pytest.mark.processes, needs_uv]
 PORT = "29511"
-LOOK = "time.sleep(0.2)  # so that there is time to look"
+LOOK = re.compile(r"time\.sleep\(0\.[12]\) +# so that there is time to .*")
 # In place of that: time for the test, as long as it needs.
 HOLD = """while manager.step == 60 and not __import__("pathlib").Path("go-on").exists():
             time.sleep(0.01)"""
 
 
-def block_with(text: str) -> Block:
-    [found] = [block for block in PAGE if text in block.text]
+def block_with(text: str, page: str = "start.md") -> str:
+    [found] = [block.text for block in blocks() if block.page.name == page and text in block.text]
     return found
 
 
-@pytest.fixture
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with what the page's pip command installs, from wheels; the folder of its programs."""
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a fresh environment with what the pages' pip commands install, from wheels."""
     folder = tmp_path_factory.mktemp("fresh")
-    built = build(ROOT, folder / "dist")
-    names = [re.sub(r"-\d.*", "", path.name) for path in built if path.suffix == ".whl"]
-    assert sorted(names) == ["jaxft", "jaxft_coordinator", "jaxft_protocol"]
-    [extras] = re.findall(r"'\.(\[[\w,]+\])'", block_with("pip install").text)
-    return fresh_environment(folder, folder / "dist", f"jaxft{extras}")
+    build(ROOT, folder / "dist")
+    assert "./protocol ./coordinator . ./launcher" in block_with("pip install")
+    assert "./protocol ./coordinator '.[checkpoints]' ./launcher" in block_with("pip install", "impatient.md")
+    return fresh_environment(
+        folder, folder / "dist", "jaxft[checkpoints]", "jaxft-coordinator", "jaxft-launch"
+    )
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with the page's program, which waits at step 60 until the test has looked."""
-    text = block_with("import jaxft").text
-    assert text.count(LOOK) == 1
-    (tmp_path / "train.py").write_text(text.replace(LOOK, HOLD))
-    return tmp_path
+class Running:
+    """A program that runs in a folder, with its output."""
+
+    def __init__(self, words: list[str], folder: Path, programs: Path, **own: str) -> None:
+        self._log = folder / f"{len([*folder.glob('*.out')])}.out"
+        with self._log.open("wb") as output:
+            environment = {**variables(programs), **own}
+            self.process = subprocess.Popen(words, cwd=folder, env=environment, stdout=output, stderr=output)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def prints(self, text: str) -> re.Match[str]:
+        def found() -> re.Match[str] | None:
+            ended = self.process.poll() is not None
+            match = re.search(text, self.output)
+            assert match or not ended, f"{text}: {self.output}"
+            return match
+
+        match = patience.until(found, text, limit_s=120.0, context=lambda: self.output)
+        assert match is not None
+        return match
+
+    def ended(self) -> str:
+        assert patience.wait(self.process, limit_s=120.0) == 0, self.output
+        return self.output
 
 
-# One test, since each worker of pytest-xdist would make the environment again.
-@pytest.mark.long
-def test_the_start_page_holds(environment: Path, folder: Path) -> None:
-    doctor_finds_the_wheels_in_order(environment, folder)
-    three, one = (block_with(text).text.replace(PORT, "0").split() for text in ("--groups 3", "--groups 1"))
-    log = folder / "launch.log"
-    with log.open("wb") as output:
-        launch = subprocess.Popen(
-            three,
-            cwd=folder,
-            env=variables(environment),
-            stdout=output,
-            stderr=output,
-            stdin=subprocess.DEVNULL,
-        )
+@contextlib.contextmanager
+def started(words: list[str], folder: Path, programs: Path, **own: str) -> Iterator[Running]:
+    running = Running(words, folder, programs, **own)
     try:
-        begun = "step 50  loss"
-        patience.until(lambda: begun in log.read_text(), begun, limit_s=120.0, context=log.read_text)
-        [coordinator] = folder.glob("jaxft-launch-*/coordinator.log")
-        [port] = re.findall(r"page, API and metrics are at http://localhost:(\d+)/", coordinator.read_text())
-        shows = block_with("jaxft status").text.replace(PORT, port).split()
-        assert "start: " in run(*shows, cwd=folder, programs=environment)
-        [pid] = re.findall(r"started group-1 \(pid (\d+)\)", log.read_text())
-        os.kill(int(pid), signal.SIGKILL)
-        (folder / "go-on").touch()
-        assert patience.wait(launch, limit_s=120.0) == 0, log.read_text()
+        yield running
     finally:
-        launch.terminate()  # it ends its groups
-        patience.wait(launch)
-    assert "(killed)" in log.read_text()
-    digests = set(re.findall(r"digest (\w+)", log.read_text() + run(*one, cwd=folder, programs=environment)))
-    assert len(digests) == 1, log.read_text()
+        running.process.terminate()  # a launcher ends its groups
+        patience.wait(running.process)
 
 
-def doctor_finds_the_wheels_in_order(environment: Path, folder: Path) -> None:
-    said = run("jaxft", "doctor", cwd=folder, programs=environment)
-    assert "FAIL" not in said
-    where = run("python", "-c", "import jaxft; print(jaxft.__file__)", cwd=folder, programs=environment)
-    assert Path(where.strip()).is_relative_to(environment.parent)
+def killed_once(words: list[str], folder: Path, programs: Path, begun: str) -> str:
+    """Run a launch, kill the process of group-1 once it trains, and return the output."""
+    with started(words, folder, programs) as launch:
+        launch.prints(begun)
+        os.kill(int(launch.prints(r"started group-1 \(pid (\d+)\)")[1]), signal.SIGKILL)
+        (folder / "go-on").touch()
+        output = launch.ended()
+    assert "(killed)" in output
+    return output
+
+
+def test_the_start_page_holds(programs: Path, tmp_path: Path) -> None:
+    text, count = LOOK.subn(HOLD, block_with("import jaxft"))
+    assert count == 1
+    (tmp_path / "train.py").write_text(text)
+    assert "FAIL" not in run("jaxft", "doctor", cwd=tmp_path, programs=programs)
+    three, one = (block_with(text).replace(PORT, "0").split() for text in ("--groups 3", "--groups 1"))
+    output = killed_once(three, tmp_path, programs, "step 50  loss")
+    [log] = tmp_path.glob("jaxft-launch-*/coordinator.log")
+    assert "page, API and metrics are at http://localhost:" in log.read_text()
+    digests = set(re.findall(r"digest (\w+)", output + run(*one, cwd=tmp_path, programs=programs)))
+    assert len(digests) == 1, output
+
+
+def test_the_page_for_the_impatient_holds(programs: Path, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "impatient.md").read_text()
+    [diff] = re.findall(r"```diff\n(.*?)```", page, re.S)
+    text, count = LOOK.subn(HOLD, "\n".join(line[1:] for line in diff.splitlines() if line[:1] != "-"))
+    assert count == 1
+    (tmp_path / "train.py").write_text(text)
+    coordinator, group = block_with("jaxft-coordinator", "impatient.md").splitlines()
+    served = coordinator.removesuffix(" &").replace("29510", "0").split()
+    with started(served, tmp_path, programs) as server, contextlib.ExitStack() as groups:
+        port = server.prints(r"\(port (\d+)\)")[1]
+        assert group.split()[2:] == ["python", "train.py"]
+        own = dict(word.replace("29510", port).split("=") for word in group.split()[:2])
+
+        def terminal(name: str) -> Running:
+            names = {**own, "JAXFT_GROUP": name}
+            return groups.enter_context(started(["python", "train.py"], tmp_path, programs, **names))
+
+        first, second = terminal("group-0"), terminal("group-1")
+        second.prints(r"(?m)^50 ")
+        second.process.send_signal(signal.SIGQUIT)
+        patience.wait(second.process)
+        first.prints(r"(?m)^59 ")
+        third = terminal("group-1")
+        third.prints(r"(?m)^60 |heal|fetch")
+        (tmp_path / "go-on").touch()
+        digests = {*re.findall(r"digest (\w+)", first.ended() + third.ended())}
+    assert len(digests) == 1
+    assert [*(tmp_path / "checkpoints").glob("400*")]
+    remove, launch = block_with("rm -r", "impatient.md").splitlines()
+    for path in ("checkpoints", "go-on"):
+        run("rm", "-r", path, cwd=tmp_path)
+    assert remove.startswith("rm -r checkpoints ")
+    words = launch.replace(PORT, "0").split()
+    assert digests == {*re.findall(r"digest (\w+)", killed_once(words, tmp_path, programs, r"(?m) 50 "))}
