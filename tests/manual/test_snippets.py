@@ -421,6 +421,33 @@ def adds_up_metrics_and_begins_again(text: str) -> None:
     assert means == [0.5, 5.5, 10.5, 30.5]
 
 
+@stage("diloco.md", "jaxft.diloco")
+def trains_in_rounds(text: str) -> None:
+    class State(NamedTuple):
+        params: jax.Array
+        moments: Any
+
+    def loss_fn(params: jax.Array, batch: jax.Array) -> jax.Array:
+        return jnp.mean(loss_of_each(params, batch))
+
+    assert text.count("every=100") == 1
+    names = {
+        "inner": optax.sgd(0.1, momentum=0.9),
+        "params": jnp.zeros(3),
+        "manager": None,
+        "State": State,
+        "rounds": 3,
+    }
+    batches = np.random.default_rng(0).standard_normal((6, 8, 4, 3), np.float32)
+    after = ran(
+        text.replace("every=100", "every=2"),
+        **{**names, "loss_fn": loss_fn, "batch_for": lambda step, shard: batches[step, shard]},
+    )
+    assert after.step.step == 3
+    assert np.all(np.isfinite(after.state["params"]))
+    assert float(jnp.abs(after.state["params"]).max()) > 0
+
+
 @stage("data.md", "optax.microbatching")
 def accumulates(text: str) -> None:
     assert text.endswith("    ...\n")
