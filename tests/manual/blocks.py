@@ -23,6 +23,7 @@ from jaxft_launch.check._check import CHECKS
 from jaxft_launch.check._doctor import DoctorOptions
 from jaxft_launch.client._drain import DrainOptions
 from jaxft_launch.client._status import StatusOptions
+from jaxft_launch.plan.plan import PlanOptions
 from jaxft_launch.storm.chaos import ChaosOptions
 from jaxft_launch.supervise._options import LaunchOptions
 from lab.chaos import LabChaosOptions
@@ -52,6 +53,7 @@ PARSERS: dict[tuple[str, ...], Any] = {
     ("jaxft", "status"): StatusOptions,
     ("jaxft", "doctor"): DoctorOptions,
     ("jaxft", "drain"): DrainOptions,
+    ("jaxft", "plan"): PlanOptions,
     **{("jaxft", "check", name): options for name, options in CHECKS.items()},
     ("jaxft-coordinator", "token"): TokenArguments,
     ("jaxft-coordinator",): Arguments,
