@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxft._base._host_memory import available_bytes
+from jaxft._base._room import available_bytes
 
 
 def test_the_memory_that_is_left_to_a_process(tmp_path: Path) -> None:

@@ -1,15 +1,18 @@
-"""Waits out a moment in which the system has no descriptor, thread or memory to give.
+"""Resources of the system: free host memory, and waits for a descriptor, thread or memory in a shortage.
 
 Other parts of the program, or other programs, may give some back soon: a checkpoint that is written, files of data,
 another connection. Without, the training thread would raise, and end the group.
 """
 
+import contextlib
 import errno
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,6 +25,7 @@ _SAY_AFTER_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NO_THREAD = "can't start new thread"
+MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 MORE_DESCRIPTORS = "If that is a limit of this process (`ulimit -n`, LimitNOFILE= of systemd), raise it"
 
 
@@ -84,3 +88,20 @@ def _explained(error: OSError | RuntimeError, waited_s: float) -> OSError | Runt
         f"{_text(error)}, for {waited_s:.1f} s. If that is a limit on processes (`ulimit -u`, TasksMax= of systemd, "
         "pids.max of the container), raise it; `ps -eLf` shows all threads."
     )
+
+
+def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """The host memory that this process can still get, with the limit of its container; None if unknown."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        found.append(1024 * _number(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text()))
+    with contextlib.suppress(OSError, TypeError, ValueError):  # no limit is "max"
+        used = int((cgroup / "memory.current").read_text())
+        cached = _number(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text())
+        found.append(int((cgroup / "memory.max").read_text()) - used + cached)
+    return min(found, default=None)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text, re.MULTILINE)
+    return int(found[1])  # pyright: ignore[reportOptionalSubscript] (a TypeError if it is not there)

@@ -27,7 +27,7 @@ from jaxft_protocol.messages import WHOLE, Stripe
 from jaxft_protocol.ranks.lanes import Span
 
 from jaxft._arrays._pieces import Pieces
-from jaxft._base._host_memory import available_bytes
+from jaxft._base._room import available_bytes
 from jaxft._heal._blob import Blob, blob_of
 from jaxft._heal._snapshot import Snapshot
 

@@ -16,7 +16,7 @@ from jaxft._arrays._leaf_types import is_key
 from jaxft._arrays._memory import not_idle, result_bytes, touch_ahead
 from jaxft._arrays._pieces import Pieces
 from jaxft._base._calls import ctrl_c_later
-from jaxft._base._host_memory import available_bytes
+from jaxft._base._room import available_bytes
 from jaxft._errors import ConfigurationError
 from jaxft._heal._store import StateStore, host_part
 from jaxft._programs._programs import Local, Programs

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxft._base._host_memory import CGROUP, MEMINFO, available_bytes
+from jaxft._base._room import CGROUP, MEMINFO, available_bytes
 from jaxft_launch.check._gpu import DeviceError, Health, healths
 from jaxft_launch.processes._devices import CUDA, ROCR, words_of
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from jaxft._base._host_memory import CGROUP, MEMINFO, available_bytes
+from jaxft._base._room import CGROUP, MEMINFO, available_bytes
 from jaxft._exchange import _compiled
 from jaxft._programs._environment import nondeterminism, xla_flags
 from jaxft._version import __version__
