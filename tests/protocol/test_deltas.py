@@ -4,18 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxft_protocol import deltas, wire
+from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import assign
-from jaxft_protocol.messages import (
-    Change,
-    Commit,
-    GroupName,
-    HistoryId,
-    Incarnation,
-    Member,
-    NewQuorum,
-    QuorumId,
-    Step,
-)
 from jaxft_protocol.names import natural_key
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
@@ -34,24 +24,24 @@ def quorum(
     total: int,
     lives: dict[str, int] | None = None,
     weights: dict[str, int] | None = None,
-) -> NewQuorum:
+) -> m.NewQuorum:
     members = [
-        Member(
-            GroupName(name),
-            Incarnation((lives or {}).get(name, 1)),
+        m.Member(
+            m.GroupName(name),
+            m.Incarnation((lives or {}).get(name, 1)),
             f"{name}.example:{29600}",
             shards[name],
             (weights or {}).get(name, 1),
         )
         for name in sorted(shards, key=natural_key)
     ]
-    left = (Change(GroupName("gone"), "its connection closed"),)
-    return NewQuorum(
-        QuorumId(quorum_id), Step(7), total, tuple(members), members and (), left, HistoryId(2**63)
+    left = (m.Change(m.GroupName("gone"), "its connection closed"),)
+    return m.NewQuorum(
+        m.QuorumId(quorum_id), m.Step(7), total, tuple(members), members and (), left, m.HistoryId(2**63)
     )
 
 
-def heard(new: NewQuorum, base: NewQuorum | None) -> tuple[NewQuorum, int]:
+def heard(new: m.NewQuorum, base: m.NewQuorum | None) -> tuple[m.NewQuorum, int]:
     """What arrives, and in how many bytes."""
     data = deltas.to_proto(new, base).SerializeToString()
     return deltas.from_proto(pb.NewQuorum.FromString(data), base), len(data)
@@ -118,7 +108,7 @@ def test_one_loss_among_a_thousand_is_told_in_a_few_hundred_bytes():
 def test_members_that_are_not_in_order_are_all_listed():
     base = quorum(3, {"a": (0,), "b": (1,)}, 2)
     members = tuple(reversed(base.members))
-    new = NewQuorum(QuorumId(4), Step(7), 2, members)
+    new = m.NewQuorum(m.QuorumId(4), m.Step(7), 2, members)
     assert heard(new, base)[0] == new
 
 
@@ -149,7 +139,7 @@ def test_a_quorum_without_members_is_refused():
 
 def test_a_commit_carries_the_next_quorum_as_a_difference():
     base, following = quorum(3, {"a": (0,), "b": (1,)}, 2), quorum(4, {"a": (0, 1)}, 2)
-    commit = Commit(QuorumId(3), Step(6), following)
+    commit = m.Commit(m.QuorumId(3), m.Step(6), following)
     message = wire.coordinator_to_proto(commit, base)
     assert message.commit.next.base_quorum_id == 3
     assert wire.coordinator_from_proto(message, base) == commit

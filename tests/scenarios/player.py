@@ -23,26 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import durable
-from jaxft_protocol.coordinator.job import (
-    Close,
-    Effect,
-    Forgotten,
-    Log,
-    Moved,
-    Options,
-    Persist,
-    Saved,
-    Send,
-)
-from jaxft_protocol.messages import (
-    Change,
-    CoordinatorMessage,
-    Heartbeat,
-    HistoryId,
-    Member,
-    NewQuorum,
-)
+from jaxft_protocol.coordinator import job as j
 
 from tests.protocol.coordinator.helpers import Desk, Done
 
@@ -52,7 +35,7 @@ INDENT = "    "
 @dataclass
 class Player:
     options: dict[str, float] = field(default_factory=lambda: {"min_replicas": 1, "join_timeout_s": 10.0})
-    known: dict[str, Saved] = field(default_factory=dict)
+    known: dict[str, j.Saved] = field(default_factory=dict)
     term: int = 1
 
     def __post_init__(self) -> None:
@@ -79,7 +62,7 @@ class Player:
         heard: list[str] = []
         for done in act(*plain, **named):
             for effect in done.effects:
-                if isinstance(effect, Persist):
+                if isinstance(effect, j.Persist):
                     self.known = durable.fold(self.known, effect.record)
                 heard += _told(effect, done)
         return _grouped(heard)
@@ -94,7 +77,7 @@ class Player:
 
     def _come(self, group: str, *flags: str, incarnation: int = 1, **named: Any) -> Iterator[Done]:
         if "history" in named:
-            named["history"] = HistoryId(named["history"])
+            named["history"] = m.HistoryId(named["history"])
         yield self.desk.hello(group, incarnation)
         yield self.desk.join(group, **named, **dict.fromkeys(flags, True))
 
@@ -114,7 +97,7 @@ class Player:
         yield self.desk.fail(group, *accused)
 
     def _computed(self, group: str) -> Iterator[Done]:
-        yield self.desk.say(group, Heartbeat(self.desk.quorum.quorum_id, self.desk.step))
+        yield self.desk.say(group, m.Heartbeat(self.desk.quorum.quorum_id, self.desk.step))
 
     def _away(self, seconds: str, *groups: str) -> Iterator[Done]:
         yield from self.desk.wait(float(seconds), away=groups)
@@ -139,7 +122,7 @@ class Player:
 
     def _restart(self) -> Iterator[Done]:
         self.term += 1
-        options = Options(**self.options, term=self.term)  # pyright: ignore[reportArgumentType]
+        options = j.Options(**self.options, term=self.term)  # pyright: ignore[reportArgumentType]
         job = durable.restored(self.known["job"], options, self.desk.now_s)
         self.desk = Desk(job, self.desk.now_s)
         yield from ()
@@ -154,24 +137,24 @@ def _value(text: str) -> Any:
     return text
 
 
-def _told(effect: Effect, done: Done) -> list[str]:
+def _told(effect: j.Effect, done: Done) -> list[str]:
     match effect:
-        case Persist(Moved(_, step, quorum_id)):
+        case j.Persist(j.Moved(_, step, quorum_id)):
             return [f"writes down: state {step}, committed by quorum {quorum_id}"]
-        case Persist(Saved()):
+        case j.Persist(j.Saved()):
             return ["writes down: all of the job"]
-        case Persist(Forgotten()):
+        case j.Persist(j.Forgotten()):
             return ["writes down: the job is forgotten"]
-        case Send(session, message):
+        case j.Send(session, message):
             return [f"to {done.names[session]}: {_text(message)}"]
-        case Close(session):
+        case j.Close(session):
             return [f"ends the session of {done.names[session]}"]
-        case Log(text):
+        case j.Log(text):
             return [f"log: {re.sub(r'^.job. ', '', text)}"]
     raise AssertionError(effect)
 
 
-def _text(message: CoordinatorMessage) -> str:
+def _text(message: m.CoordinatorMessage) -> str:
     """A message in the order of its fields, without the empty ones."""
     shown = [
         f"{field.name}={_short(getattr(message, field.name))}"
@@ -183,11 +166,11 @@ def _text(message: CoordinatorMessage) -> str:
 
 def _short(value: Any) -> str:
     match value:
-        case NewQuorum():
+        case m.NewQuorum():
             return f"({_text(value)})"
-        case Member(group, _, _, shards):
+        case m.Member(group, _, _, shards):
             return f"{group}{list(shards)}" if shards else str(group)
-        case Change(group, reason):
+        case m.Change(group, reason):
             return f"{group} ({reason})" if reason else str(group)
         case tuple():
             return "[" + ", ".join(_short(each) for each in value) + "]"

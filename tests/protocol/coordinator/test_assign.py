@@ -23,23 +23,9 @@ def test_each_member_gets_one_run_of_shards():
     assert assign.at_boundary(8, alike("a", "b", "c")) == {"a": (0, 1, 2), "b": (3, 4, 5), "c": (6, 7)}
 
 
-def test_members_beyond_the_shards_get_none():
-    assert assign.at_boundary(2, alike("a", "b", "c")) == {"a": (0,), "b": (1,), "c": ()}
-
-
 def test_who_lives_keeps_its_shards_and_the_missing_ones_go_to_the_poorest():
     held = {"a": (0, 1), "b": (2, 3), "c": (4, 5)}
     assert assign.after_loss(6, alike("a", "c"), held) == {"a": (0, 1, 2), "c": (3, 4, 5)}
-
-
-def test_a_newcomer_takes_what_a_dead_member_had():
-    held = {"a": (0, 1), "b": (2, 3)}
-    assert assign.after_loss(4, alike("a", "spare"), held) == {"a": (0, 1), "spare": (2, 3)}
-
-
-def test_without_a_loss_nothing_moves():
-    held = {"a": (0, 3), "b": (1, 2)}
-    assert assign.after_loss(4, alike("a", "b"), held) == held
 
 
 @pytest.mark.parametrize("total", [1, 5, 64])

@@ -1,28 +1,14 @@
 """Drains and pauses take effect at a step boundary: no step is tried again for them."""
 
 import pytest
+from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import durable
 from jaxft_protocol.coordinator.job import DrainAsked, GroupPhase, PauseAsked, Persist, Saved
-from jaxft_protocol.messages import (
-    Commit,
-    Drain,
-    Drained,
-    Evicted,
-    Goodbye,
-    GroupName,
-    Heal,
-    Join,
-    NewQuorum,
-    Paused,
-    Step,
-    Vote,
-    Waiting,
-)
 
 from .helpers import Desk, Done, healing, members, running, shards, tried_again
 from .test_machine_spares import together
 
-BY_OPERATOR = DrainAsked(GroupName("b"), "an operator asks for it")
+BY_OPERATOR = DrainAsked(m.GroupName("b"), "an operator asks for it")
 
 
 def following(*regular: str, **options: float) -> Desk:
@@ -36,13 +22,13 @@ def following(*regular: str, **options: float) -> Desk:
 @pytest.mark.parametrize("by_operator", [True, False])
 def test_a_spare_takes_over_at_the_boundary_of_the_same_step(*, by_operator: bool):
     desk = following("a", "b")
-    asked = desk.do(BY_OPERATOR) if by_operator else desk.say("b", Drain())
+    asked = desk.do(BY_OPERATOR) if by_operator else desk.say("b", m.Drain())
     assert asked.sent == []
     assert members(desk) == ["a", "b"]
     desk.vote("a")
     done = desk.vote("b")
-    commits = done.only(Commit)
-    assert [type(message) for message in done.to("b")] == [Commit, Drained]
+    commits = done.only(m.Commit)
+    assert [type(message) for message in done.to("b")] == [m.Commit, m.Drained]
     assert (commits["a"].next, commits["b"].next) == (desk.quorum, None)
     assert (members(desk), desk.quorum.step) == (["a", "s"], 2)
     assert shards(desk.quorum) == {"a": (0, 1, 2), "s": (3, 4, 5)}
@@ -54,7 +40,7 @@ def test_a_spare_takes_over_at_the_boundary_of_the_same_step(*, by_operator: boo
 
 def test_without_a_spare_the_others_divide_its_shards_from_the_next_step_on():
     desk = running("a", "b", "c")
-    desk.say("b", Drain())
+    desk.say("b", m.Drain())
     desk.commit()
     assert shards(desk.quorum) == {"a": (0, 1, 2), "c": (3, 4, 5)}
     assert desk.quorum.step == 1
@@ -63,36 +49,36 @@ def test_without_a_spare_the_others_divide_its_shards_from_the_next_step_on():
 def test_the_drained_group_donates_until_nobody_needs_it():
     desk = running("a", "b")
     heal_id = healing(desk, "c")
-    desk.say("b", Drain())
+    desk.say("b", m.Drain())
     desk.commit()
     assert desk.group("c").heal_id == heal_id
-    assert desk.leave("b").to("b") == [Waiting("c to fetch this group's state", held=True)]
+    assert desk.leave("b").to("b") == [m.Waiting("c to fetch this group's state", held=True)]
     assert desk.ready("c", 1).to("b") == []  # in the next quorum, c may still lack a sum
     done = desk.commit()
     assert desk.group("c").phase is GroupPhase.MEMBER
     done = desk.commit()
-    assert Goodbye() in done.to("b")
+    assert m.Goodbye() in done.to("b")
     assert done.closed == ["b"]
 
 
 def test_it_gets_no_goodbye_before_its_training_thread_has_ended():
     desk = running("a", "b")
-    desk.say("b", Drain())
+    desk.say("b", m.Drain())
     done = desk.commit()
-    assert Goodbye() not in done.to("b")
+    assert m.Goodbye() not in done.to("b")
     desk.commit()
     assert desk.group("b").phase is GroupPhase.LEAVING
-    assert desk.leave("b").to("b") == [Goodbye()]
+    assert desk.leave("b").to("b") == [m.Goodbye()]
 
 
 def test_a_loss_in_its_last_step_keeps_its_shards():
     desk = running("a", "b", "c")
-    desk.say("b", Drain())
+    desk.say("b", m.Drain())
     before = shards(desk.quorum)["b"]
     quorum = tried_again(desk.close("c"))
     assert quorum is not None
     assert set(before) <= set(shards(quorum)["b"])
-    assert [type(message) for message in desk.commit().to("b")] == [Commit, Drained]
+    assert [type(message) for message in desk.commit().to("b")] == [m.Commit, m.Drained]
     assert members(desk) == ["a"]
 
 
@@ -104,13 +90,13 @@ def test_a_group_that_holds_nothing_goes_at_once(phase: str):
     else:
         desk.hello("b")
     if phase == "stale":
-        desk.say("a", Drain())
+        desk.say("a", m.Drain())
         desk.commit()
         desk.close("a")
         desk.join("b", digest="fresh")
         assert desk.group("b").phase is GroupPhase.STALE
     done = desk.do(BY_OPERATOR)
-    assert done.to("b") == [Drained()]
+    assert done.to("b") == [m.Drained()]
     assert done.closed == ["b"]
     assert "b" not in desk.job.groups
 
@@ -119,8 +105,8 @@ def test_one_that_is_in_no_quorum_goes_at_once_and_keeps_the_state_for_joiners()
     desk = running("a", "b", min_replicas=2)
     desk.commit()
     desk.close("a")
-    done = desk.say("b", Drain())
-    assert done.to("b") == [Drained()]
+    done = desk.say("b", m.Drain())
+    assert done.to("b") == [m.Drained()]
     healing(desk, "c")
     desk.leave("b")
     assert [donor for donor, _ in desk.group("c").donors] == ["b"]
@@ -128,17 +114,17 @@ def test_one_that_is_in_no_quorum_goes_at_once_and_keeps_the_state_for_joiners()
 
 def test_the_last_group_may_be_drained():
     desk = running("a")
-    desk.say("a", Drain())
+    desk.say("a", m.Drain())
     done = desk.commit()
-    assert [type(message) for message in done.to("a")] == [Commit, Drained]
+    assert [type(message) for message in done.to("a")] == [m.Commit, m.Drained]
     assert desk.job.quorum is None
-    assert desk.leave("a").to("a") == [Goodbye()]
+    assert desk.leave("a").to("a") == [m.Goodbye()]
     assert desk.job.finished is None
 
 
 def test_a_group_that_finishes_with_its_last_step_ends_the_job():
     desk = running("a")
-    desk.say("a", Drain())
+    desk.say("a", m.Drain())
     desk.commit()
     desk.leave("a", finished=True)
     assert desk.job.finished == 1
@@ -151,8 +137,8 @@ def test_one_that_is_put_out_meanwhile_is_told_to_end_and_not_to_come_back():
         desk.vote(name)
     done = [done for done in desk.wait(20.0, away=("b",)) if done.to("b")]
     assert [
-        message for each in done for message in each.to("b") if isinstance(message, Evicted | Drained)
-    ] == [Drained()]
+        message for each in done for message in each.to("b") if isinstance(message, m.Evicted | m.Drained)
+    ] == [m.Drained()]
 
 
 def test_one_that_holds_the_frontier_and_has_just_come_back_joins_first():
@@ -162,8 +148,8 @@ def test_one_that_holds_the_frontier_and_has_just_come_back_joins_first():
     desk.close("a")
     desk.hello("b")
     assert desk.do(BY_OPERATOR).sent == []
-    done = desk.say("b", Join(Step(1), 7, {}, history=desk.job.history, total_shards=6))
-    assert Drained() in done.to("b")
+    done = desk.say("b", m.Join(m.Step(1), 7, {}, history=desk.job.history, total_shards=6))
+    assert m.Drained() in done.to("b")
     assert desk.group("b").phase is GroupPhase.LEAVING
 
 
@@ -172,7 +158,7 @@ def test_a_second_drain_and_one_of_an_unknown_group_change_nothing():
     desk.do(BY_OPERATOR)
     before = desk.job
     desk.do(BY_OPERATOR)
-    desk.do(DrainAsked(GroupName("x"), "?"))
+    desk.do(DrainAsked(m.GroupName("x"), "?"))
     assert desk.job == before
 
 
@@ -182,8 +168,8 @@ def test_a_drain_outlives_the_stream_of_its_group():
     desk.do(BY_OPERATOR)
     desk.close("b")
     desk.hello("b")
-    done = desk.say("b", Join(Step(1), 7, {}, history=desk.job.history, total_shards=6))
-    assert Drained() in done.to("b")
+    done = desk.say("b", m.Join(m.Step(1), 7, {}, history=desk.job.history, total_shards=6))
+    assert m.Drained() in done.to("b")
     assert members(desk) == ["a"]
     desk.leave("b")
     desk.come("b", incarnation=2)
@@ -215,11 +201,11 @@ def pause(desk: Desk) -> Done:
 def test_a_paused_job_stands_after_its_step_and_goes_on_with_the_same_members():
     desk = running("a", "b")
     done = pause(desk)
-    assert [type(message) for message in done.to("a")][:2] == [Paused, Commit]
-    assert done.only(Commit)["a"].next is None
+    assert [type(message) for message in done.to("a")][:2] == [m.Paused, m.Commit]
+    assert done.only(m.Commit)["a"].next is None
     assert desk.job.quorum is None
     heard = desk.wait(500.0)
-    assert not any(each.only(Evicted) or each.only(NewQuorum) for each in heard)
+    assert not any(each.only(m.Evicted) or each.only(m.NewQuorum) for each in heard)
     assert desk.job.waiting == "an operator has paused the job before step 1; resume the job to continue"
     quorum = tried_again(desk.do(PauseAsked(paused=False)))
     assert quorum is not None
@@ -232,7 +218,7 @@ def test_votes_on_the_next_step_that_were_on_their_way_count_for_nothing():
     quorum_id = desk.quorum.quorum_id
     pause(desk)
     for name in ("a", "b"):
-        assert desk.say(name, Vote(quorum_id, Step(1), ok=True)).sent == []
+        assert desk.say(name, m.Vote(quorum_id, m.Step(1), ok=True)).sent == []
     assert desk.step == 1
 
 
@@ -247,8 +233,8 @@ def test_the_step_of_a_pause_is_tried_again_without_a_lost_member():
 def test_groups_heal_and_are_drained_while_the_job_is_paused():
     desk = running("a", "b")
     pause(desk)
-    assert Heal in {type(message) for message in desk.come("c", digest="fresh").to("c")}
-    assert desk.say("b", Drain()).to("b") == [Drained()]
+    assert m.Heal in {type(message) for message in desk.come("c", digest="fresh").to("c")}
+    assert desk.say("b", m.Drain()).to("b") == [m.Drained()]
     desk.ready("c")
     desk.do(PauseAsked(paused=False))
     assert members(desk) == ["a", "c"]
@@ -266,23 +252,8 @@ def test_a_pause_survives_the_coordinator():
     for name in ("a", "b"):
         new_desk.hello(name)
     for name in ("a", "b"):
-        new_desk.say(name, Join(Step(1), 7, {}, history=history, total_shards=6))
+        new_desk.say(name, m.Join(m.Step(1), 7, {}, history=history, total_shards=6))
     new_desk.wait(20.0)
     assert new_desk.job.quorum is None
     new_desk.do(PauseAsked(paused=False))
     assert members(new_desk) == ["a", "b"]
-
-
-def test_a_job_without_groups_that_is_resumed_is_paused_no_more_to_those_who_look():
-    desk = running("a")
-    pause(desk)
-    desk.tick()
-    desk.close("a")
-    desk.do(PauseAsked(paused=False))
-    assert (desk.job.paused, desk.job.waiting) == (False, "")
-
-
-def test_pausing_twice_is_pausing_once():
-    desk = running("a", "b")
-    desk.do(PauseAsked(paused=True))
-    assert desk.do(PauseAsked(paused=True)).effects == ()

@@ -92,15 +92,6 @@ def test_one_whose_stream_broke_hears_of_the_halt_when_it_is_back(steps: int):
     assert desk.job.halted is None
 
 
-def test_one_that_differs_without_a_majority_hears_of_it_again():
-    desk = running("a", "b")
-    desk.votes(a=1, b=2)
-    desk.job = durable.emptied(desk.job)
-    (halted,) = desk.come("b").to("b")
-    assert isinstance(halted, Halted)
-    assert halted.kind is HaltKind.DIVERGED
-
-
 def test_a_long_text_is_cut():
     desk = running("a")
     (halted,) = desk.vote("a", nonfinite="x" * 5000).only(Halted).values()

@@ -9,31 +9,10 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from jaxft_protocol import messages as msg
 from jaxft_protocol.coordinator import durable
-from jaxft_protocol.coordinator.job import (
-    Close,
-    Effect,
-    Frontier,
-    GroupPhase,
-    Job,
-    Persist,
-    Saved,
-    Send,
-    SessionId,
-)
+from jaxft_protocol.coordinator import job as j
 from jaxft_protocol.coordinator.machine import IllegalEvent
-from jaxft_protocol.messages import (
-    Commit,
-    CoordinatorMessage,
-    GroupName,
-    Heal,
-    Heartbeat,
-    NewQuorum,
-    Pin,
-    QuorumId,
-    Step,
-    Vote,
-)
 
 from .helpers import Desk, Done
 
@@ -49,11 +28,11 @@ class AnyJob(RuleBasedStateMachine):
         self.before = self.desk.job
         self.done = Done((), {})
         self.incarnation = dict.fromkeys(NAMES, 1)
-        self.said_ok: set[tuple[str, QuorumId, Step]] = set()
-        self.quorums: dict[QuorumId, NewQuorum] = {}
-        self.heard: dict[SessionId, Step] = {}  # for each session, the last commit that was sent on it
-        self.closed: set[SessionId] = set()
-        self.known: dict[str, Saved] = {}  # the coordinator's durable records
+        self.said_ok: set[tuple[str, msg.QuorumId, msg.Step]] = set()
+        self.quorums: dict[msg.QuorumId, msg.NewQuorum] = {}
+        self.heard: dict[j.SessionId, msg.Step] = {}  # for each session, the last commit that was sent on it
+        self.closed: set[j.SessionId] = set()
+        self.known: dict[str, j.Saved] = {}  # the coordinator's durable records
         self.term = 0
 
     @initialize(names=st.sets(names))
@@ -75,7 +54,7 @@ class AnyJob(RuleBasedStateMachine):
     @precondition(lambda self: self.desk.job.frontier is not None)
     def everyone_heals(self) -> None:
         for name in list(self.desk.job.groups):
-            if name in self.desk.job.groups and self.desk.group(name).phase is GroupPhase.HEALING:
+            if name in self.desk.job.groups and self.desk.group(name).phase is j.GroupPhase.HEALING:
                 self._do(lambda name=name: self.desk.ready(name))
 
     @rule(name=names, restarted=st.booleans())
@@ -109,11 +88,11 @@ class AnyJob(RuleBasedStateMachine):
     @rule(name=names, ok=st.booleans(), back=st.integers(0, 1), accused=st.sets(names))
     @precondition(lambda self: self.desk.job.quorum is not None)
     def vote(self, name: str, *, ok: bool, back: int, accused: set[str]) -> None:
-        vote = Vote(
-            QuorumId(self.desk.quorum.quorum_id - back),
+        vote = msg.Vote(
+            msg.QuorumId(self.desk.quorum.quorum_id - back),
             self.desk.step,
             ok,
-            tuple(GroupName(peer) for peer in sorted(accused)),
+            tuple(msg.GroupName(peer) for peer in sorted(accused)),
             "because",
         )
         if ok:
@@ -123,8 +102,8 @@ class AnyJob(RuleBasedStateMachine):
     @rule(name=names, back=st.integers(0, 1), shard=st.sampled_from([None, 3]))
     @precondition(lambda self: self.desk.job.quorum is not None)
     def raise_an_exception(self, name: str, back: int, shard: int | None) -> None:
-        quorum_id = QuorumId(self.desk.quorum.quorum_id - back)
-        vote = Vote(quorum_id, self.desk.step, ok=False, reason="no", raised=True, shard=shard)
+        quorum_id = msg.QuorumId(self.desk.quorum.quorum_id - back)
+        vote = msg.Vote(quorum_id, self.desk.step, ok=False, reason="no", raised=True, shard=shard)
         self._do(lambda: self.desk.say(name, vote))
 
     @rule(silent=st.sets(names, max_size=1))
@@ -148,7 +127,7 @@ class AnyJob(RuleBasedStateMachine):
 
     @rule(donor=names, joiner=names, digest=st.sampled_from([7, 7, 7, 8, None]))
     def pinned(self, donor: str, joiner: str, digest: int | None) -> None:
-        group = self.desk.job.groups.get(GroupName(joiner))
+        group = self.desk.job.groups.get(msg.GroupName(joiner))
         if group is not None and group.heal_id is not None:
             self._do(lambda: self.desk.pinned(donor, joiner, digest))
 
@@ -173,7 +152,7 @@ class AnyJob(RuleBasedStateMachine):
     @rule(name=names)
     @precondition(lambda self: self.desk.job.quorum is not None)
     def computed(self, name: str) -> None:
-        self._do(lambda: self.desk.say(name, Heartbeat(self.desk.quorum.quorum_id, self.desk.step)))
+        self._do(lambda: self.desk.say(name, msg.Heartbeat(self.desk.quorum.quorum_id, self.desk.step)))
 
     @rule()
     @precondition(lambda self: "job" in self.known)
@@ -195,35 +174,35 @@ class AnyJob(RuleBasedStateMachine):
             self.done = act()
         heard = False
         for effect in self.done.effects:
-            if isinstance(effect, Persist):
+            if isinstance(effect, j.Persist):
                 assert not heard, "a decision was sent before it was persisted"
                 self.known = durable.fold(self.known, effect.record)
-            heard |= isinstance(effect, Send)
+            heard |= isinstance(effect, j.Send)
         self._check(before, self.desk.job)
         if self.desk.job.empty:
             self.desk.job = durable.emptied(self.desk.job)  # as the shell does
 
     # ---- what holds after each event ----
 
-    def _check(self, before: Job, after: Job) -> None:
+    def _check(self, before: j.Job, after: j.Job) -> None:
         self._quorum_ids_grow(before, after)
         self._the_frontier_moves_by_votes(before, after)
         self._quorums_are_whole(before, after)
         for effect in self.done.effects:
-            if isinstance(effect, Close):
+            if isinstance(effect, j.Close):
                 self.closed.add(effect.session)
-            if isinstance(effect, Send):
+            if isinstance(effect, j.Send):
                 assert effect.session not in self.closed
                 self._one_stream_is_in_order(effect.session, effect.message, after)
 
-    def _quorum_ids_grow(self, before: Job, after: Job) -> None:
+    def _quorum_ids_grow(self, before: j.Job, after: j.Job) -> None:
         assert after.last_quorum_id >= before.last_quorum_id
         for quorum in _quorums(self.done.effects):
             assert self.quorums.setdefault(quorum.quorum_id, quorum) == quorum
             assert before.last_quorum_id < quorum.quorum_id <= after.last_quorum_id
 
-    def _the_frontier_moves_by_votes(self, before: Job, after: Job) -> None:
-        commits = self.done.only(Commit)
+    def _the_frontier_moves_by_votes(self, before: j.Job, after: j.Job) -> None:
+        commits = self.done.only(msg.Commit)
         old, new = before.frontier, after.frontier
         if old is None or new is None or new.step == old.step:
             assert not commits
@@ -245,16 +224,18 @@ class AnyJob(RuleBasedStateMachine):
             (member.group, member.incarnation) for member in before.quorum.members if member.group in commits
         } <= (new.holders)
 
-    def _one_stream_is_in_order(self, session: SessionId, message: CoordinatorMessage, after: Job) -> None:
-        if isinstance(message, Commit):
+    def _one_stream_is_in_order(
+        self, session: j.SessionId, message: msg.CoordinatorMessage, after: j.Job
+    ) -> None:
+        if isinstance(message, msg.Commit):
             self.heard[session] = message.step
-        if isinstance(message, Pin):
+        if isinstance(message, msg.Pin):
             assert message.step == _frontier(after).step
             assert self.heard.get(session, -1) < message.step  # not after the commit that overwrites it
-        if isinstance(message, Heal):
+        if isinstance(message, msg.Heal):
             self._donors_hold_the_frontier(message, after)
 
-    def _quorums_are_whole(self, before: Job, after: Job) -> None:
+    def _quorums_are_whole(self, before: j.Job, after: j.Job) -> None:
         for quorum in _quorums(self.done.effects):
             assert len(quorum.members) >= max(1, after.min_replicas) or after.raised  # then a trial
             owned = sorted(shard for member in quorum.members for shard in member.shards)
@@ -266,7 +247,7 @@ class AnyJob(RuleBasedStateMachine):
         for member in old.members:
             assert set(member.shards) <= kept.get((member.group, member.incarnation), set(member.shards))
 
-    def _donors_hold_the_frontier(self, heal: Heal, after: Job) -> None:
+    def _donors_hold_the_frontier(self, heal: msg.Heal, after: j.Job) -> None:
         frontier = _frontier(after)
         assert heal.step <= frontier.step  # it may have moved while donors took digests
         donors = {(donor.group, donor.incarnation) for donor in heal.donors}
@@ -276,7 +257,7 @@ class AnyJob(RuleBasedStateMachine):
     def what_must_survive_is_written_down(self) -> None:
         job = self.desk.job
         if "job" not in self.known or job.empty:
-            assert job.empty or durable.saved(job) == durable.saved(Job(job.name, job.options))
+            assert job.empty or durable.saved(job) == durable.saved(j.Job(job.name, job.options))
         elif job.quorum is None:
             # After a restart, only the record knows the members of the last quorum.
             assert replace(self.known["job"], members=()) == replace(durable.saved(job), members=())
@@ -298,12 +279,12 @@ class AnyJob(RuleBasedStateMachine):
             for position, member in enumerate(job.quorum.members)
             if not job.ballot.lost >> position & 1
         }
-        assert living == {group.holder for group in job.groups.values() if group.phase is GroupPhase.MEMBER}
+        assert living == {group.holder for group in job.groups.values() if group.phase is j.GroupPhase.MEMBER}
 
     @invariant()
     def nobody_waits_without_need(self) -> None:
         job = self.desk.job
-        able = [group for group in job.groups.values() if group.phase is GroupPhase.MEMBER]
+        able = [group for group in job.groups.values() if group.phase is j.GroupPhase.MEMBER]
         enough = len(able) >= max(1, job.min_replicas)
         # (After a restart the others have a moment to come back.)
         if job.frontier is not None and job.finished is None and enough and job.restored_s is None:
@@ -313,21 +294,21 @@ class AnyJob(RuleBasedStateMachine):
     def donors_keep_nothing_for_those_who_are_gone(self) -> None:
         for group in self.desk.job.groups.values():
             assert (group.heal_id is None) == (not group.donors)
-            if group.phase in (GroupPhase.PRESENT, GroupPhase.STALE, GroupPhase.LEAVING):
+            if group.phase in (j.GroupPhase.PRESENT, j.GroupPhase.STALE, j.GroupPhase.LEAVING):
                 assert group.heal_id is None
 
 
-def _frontier(job: Job) -> Frontier:
+def _frontier(job: j.Job) -> j.Frontier:
     assert job.frontier is not None
     return job.frontier
 
 
-def _quorums(effects: tuple[Effect, ...]) -> list[NewQuorum]:
-    messages = [effect.message for effect in effects if isinstance(effect, Send)]
+def _quorums(effects: tuple[j.Effect, ...]) -> list[msg.NewQuorum]:
+    messages = [effect.message for effect in effects if isinstance(effect, j.Send)]
     riding = [
-        message.next for message in messages if isinstance(message, Commit) and message.next is not None
+        message.next for message in messages if isinstance(message, msg.Commit) and message.next is not None
     ]
-    return riding + [message for message in messages if isinstance(message, NewQuorum)]
+    return riding + [message for message in messages if isinstance(message, msg.NewQuorum)]
 
 
 AnyJob.TestCase.settings = settings(

@@ -52,17 +52,6 @@ def test_it_is_not_part_of_a_step(when: str) -> None:
     assert desk.job.recent_s[-1] == pytest.approx(STEP_S, abs=0.2)
 
 
-def test_several_times_within_one_step() -> None:
-    desk = trained("a", "b")
-    for _ in range(3):
-        desk.wait(STEP_S / 2)
-        suspend(desk)
-        desk.computed("a")
-        desk.tick(0.0)
-    desk.commit()
-    assert desk.job.recent_s[-1] == pytest.approx(1.5 * STEP_S, abs=0.4)
-
-
 def test_members_wait_for_others_only_while_it_runs() -> None:
     desk = trained("a", "b")
     desk.computed("a")

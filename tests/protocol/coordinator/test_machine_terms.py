@@ -136,7 +136,7 @@ def test_a_heal_id_is_not_given_out_twice_when_a_job_begins_again():
     assert second.only(Heal)["b"].heal_id > first
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 400), st.floats(0.0, 8.0)), max_size=20))
 def test_nobody_is_welcomed_under_a_lower_term_than_it_has_met(course: list[tuple[str, int, float]]):
     """In no open session does a group get messages of a term below its own."""
