@@ -10,38 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from jaxft_coordinator.shell._jobs import Jobs
+from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import durable, machine
-from jaxft_protocol.coordinator.job import (
-    Close,
-    DrainAsked,
-    Effect,
-    Event,
-    GroupPhase,
-    Holder,
-    Job,
-    Log,
-    Options,
-    PauseAsked,
-    Persist,
-    Received,
-    Send,
-    SessionClosed,
-    SessionId,
-    Tick,
-)
-from jaxft_protocol.messages import (
-    Alive,
-    Evicted,
-    GroupMessage,
-    GroupName,
-    Halted,
-    HaltKind,
-    Heal,
-    Heartbeat,
-    Hello,
-    Pin,
-    Vote,
-)
+from jaxft_protocol.coordinator import job as j
 
 from .clock import Clock
 from .disk import JOB
@@ -89,7 +60,7 @@ class Life:
         self.term = opened.term
         setting = world.setting
         stored = not setting.memoryless
-        options = Options(
+        options = j.Options(
             min(1, setting.min_replicas),
             setting.join_timeout_s,
             setting.heartbeat_timeout_s,
@@ -101,11 +72,11 @@ class Life:
         self.crash_after: int | None = None  # effects
         self.crash_how = 0.0
         self.disk_held_s = 0.0  # the disk stands still until then
-        self._streams: dict[SessionId, Stream] = {}
-        self._guests: dict[SessionId, Guest] = {}
-        self._greeted: set[SessionId] = set()
-        self._closed: set[SessionId] = set()
-        self._heard_s: dict[SessionId, float] = {}
+        self._streams: dict[j.SessionId, Stream] = {}
+        self._guests: dict[j.SessionId, Guest] = {}
+        self._greeted: set[j.SessionId] = set()
+        self._closed: set[j.SessionId] = set()
+        self._heard_s: dict[j.SessionId, float] = {}
         self._stopped_until_s = 0.0
         self._inbox: deque[Callable[[], None]] = deque()
         self._ran_s = self._awake_since_s = self.clock.now_s
@@ -122,39 +93,39 @@ class Life:
         self._tick()
 
     @property
-    def job(self) -> Job:
+    def job(self) -> j.Job:
         return self._jobs.get(JOB) or self._none
 
     # ---- what comes in ----
 
-    def accept(self, stream: Stream) -> SessionId:
-        session = SessionId(len(self._streams) + len(self._guests) + 1)
+    def accept(self, stream: Stream) -> j.SessionId:
+        session = j.SessionId(len(self._streams) + len(self._guests) + 1)
         self._streams[session] = stream
         return session
 
-    def welcome_guest(self, guest: Guest) -> SessionId:
-        session = SessionId(len(self._streams) + len(self._guests) + 1)
+    def welcome_guest(self, guest: Guest) -> j.SessionId:
+        session = j.SessionId(len(self._streams) + len(self._guests) + 1)
         self._guests[session] = guest
         return session
 
-    def hang_up_guest(self, guest: Guest, session: SessionId) -> None:
+    def hang_up_guest(self, guest: Guest, session: j.SessionId) -> None:
         if not self.dead and session not in self._closed:
             self._closed.add(session)
-            self._jobs.step(guest.job, SessionClosed(session, "its connection closed"))
+            self._jobs.step(guest.job, j.SessionClosed(session, "its connection closed"))
 
-    def hear_guest(self, guest: Guest, session: SessionId, message: GroupMessage) -> None:
+    def hear_guest(self, guest: Guest, session: j.SessionId, message: m.GroupMessage) -> None:
         if self.dead or session in self._closed:
             return
         if self._inbox or self.stands:
             self._inbox.append(lambda: self.hear_guest(guest, session, message))
             return
-        if type(message) is Hello:
+        if type(message) is m.Hello:
             self._greeted.add(session)
-        self._jobs.step(guest.job, Received(session, message))
-        if type(message) is Heartbeat:
-            guest.receive(session, Alive())
+        self._jobs.step(guest.job, j.Received(session, message))
+        if type(message) is m.Heartbeat:
+            guest.receive(session, m.Alive())
 
-    def receive(self, stream: Stream, message: GroupMessage | None) -> None:
+    def receive(self, stream: Stream, message: m.GroupMessage | None) -> None:
         """Mail of a stream; None is its end."""
         if self.dead:
             return
@@ -162,18 +133,18 @@ class Life:
             self._inbox.append(lambda: self.receive(stream, message))
         elif message is None:
             self._closed.add(stream.id)
-            self._handle(SessionClosed(stream.id, "its connection closed"))
+            self._handle(j.SessionClosed(stream.id, "its connection closed"))
         elif stream.id not in self._closed:
-            if type(message) is Hello:
+            if type(message) is m.Hello:
                 self._greeted.add(stream.id)
-            if type(message) is Vote and message.ok:
+            if type(message) is m.Vote and message.ok:
                 self._check_compared(message)
             self._heard_s[stream.id] = self.clock.now_s
-            self._handle(Received(stream.id, message))
-            if type(message) is Heartbeat and stream.id not in self._closed:
-                stream.down(Alive())
+            self._handle(j.Received(stream.id, message))
+            if type(message) is m.Heartbeat and stream.id not in self._closed:
+                stream.down(m.Alive())
 
-    def _check_compared(self, vote: Vote) -> None:
+    def _check_compared(self, vote: m.Vote) -> None:
         """In the first step of a quorum all say from which state they have computed."""
         quorum = self.job.quorum
         if not self.world.setting.compares or quorum is None:
@@ -181,25 +152,25 @@ class Life:
         if (quorum.quorum_id, quorum.step) == (vote.quorum_id, vote.step) and vote.digest is None:
             raise Violation("the first step of a quorum is compared", f"{vote} has no fingerprint")
 
-    def ask(self, event: DrainAsked | PauseAsked) -> None:
+    def ask(self, event: j.DrainAsked | j.PauseAsked) -> None:
         """An operator asks for something. A coordinator that stands still does not hear it."""
         if self.dead or self.world.now_s < self._stopped_until_s:
             return
-        if type(event) is PauseAsked:
+        if type(event) is j.PauseAsked:
             self._watched(event, lambda: self._jobs.pause(JOB, paused=event.paused))
             return
-        assert type(event) is DrainAsked
+        assert type(event) is j.DrainAsked
         group = self.job.groups.get(event.group)
         refused = self._watched(event, lambda: self._jobs.drain(JOB, event.group, event.reason))
         if group is not None and not refused:
             self._later(lambda: self.world.incarnations[group.incarnation].told_to_drain())
 
-    def evict(self, name: GroupName) -> bool:
+    def evict(self, name: m.GroupName) -> bool:
         """An operator evicts a group for good; return whether there is one."""
         group = self.job.groups.get(name)
         if self.dead or self.stands or group is None:
             return False
-        event = SessionClosed(group.session, "an operator evicted it")
+        event = j.SessionClosed(group.session, "an operator evicted it")
         return not self._watched(event, lambda: self._jobs.evict(JOB, name, event.reason))
 
     def _later(self, act: Callable[[], None]) -> None:
@@ -209,7 +180,7 @@ class Life:
         else:
             self._journal.put(JOB, None, lambda: act() if self.number == self.world.disk.life else None)
 
-    def drains(self, holder: Holder) -> bool:
+    def drains(self, holder: j.Holder) -> bool:
         """Whether this group was asked to leave."""
         group = self.job.groups.get(holder[0])
         return group is not None and group.holder == holder and group.draining
@@ -223,7 +194,7 @@ class Life:
         if self.clocks.monotonic() - self._ran_s > self._options.heartbeat_timeout_s / 2:
             self.world.sometimes.note("suspended")
         self._end_without_pings()
-        self._watched(Tick(), self._jobs.tick)
+        self._watched(j.Tick(), self._jobs.tick)
 
     def _end_without_pings(self) -> None:
         """As gRPC does it: a stream ends that has brought nothing for long, and whose process answers no ping."""
@@ -235,13 +206,13 @@ class Life:
                 self.world.sometimes.note("silent")
                 self.receive(self._streams[session], None)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: j.Event) -> None:
         if self._fails(event):
             self.world.sometimes.note("turn raised")
             event = Poison()  # pyright: ignore[reportAssignmentType]
         self._watched(event, lambda: self._jobs.step(JOB, event))
 
-    def _watched(self, event: Event, act: Callable[[], T]) -> T:
+    def _watched(self, event: j.Event, act: Callable[[], T]) -> T:
         """Let the jobs do something, and check what that was."""
         self._ran_s = self.clocks.monotonic()
         before = self.job
@@ -259,18 +230,18 @@ class Life:
             self.world.truth.check_turn(before, after, event)
             note_rare(self, before, event)
         stands = after.quorum is None and after.finished is None
-        if self.world.setting.harmless and type(event) is Tick and stands:
+        if self.world.setting.harmless and type(event) is j.Tick and stands:
             gone = [group for name, group in before.groups.items() if name not in after.groups]
-            if needed := [group.name for group in gone if group.phase is not GroupPhase.LEAVING]:
+            if needed := [group.name for group in gone if group.phase is not j.GroupPhase.LEAVING]:
                 raise Violation("no healthy group is evicted", f"needed: {needed}")
         return done
 
-    def _fails(self, event: Event) -> bool:
+    def _fails(self, event: j.Event) -> bool:
         """Whether the coordinator has an error on this event: once in a seed, while the storm lasts.
 
         Later it could be the end of the job on which it fails, and those who have left do not come back.
         """
-        if self.world.calm or (type(event) is Received and type(event.message) is Hello):
+        if self.world.calm or (type(event) is j.Received and type(event.message) is m.Hello):
             return False
         self.world.raises_in -= self.world.setting.raises
         return self.world.raises_in == 0
@@ -280,14 +251,14 @@ class Life:
 
     # ---- what goes out ----
 
-    def do(self, effects: Sequence[Effect]) -> None:
+    def do(self, effects: Sequence[j.Effect]) -> None:
         """Run the effects of an event, as the jobs ask."""
         try:
             self._do(effects)
         except Exception as error:  # the jobs would take it for a stream that cannot be written
             self.world.found = error
 
-    def sessions_of(self, job: str) -> Sequence[SessionId]:
+    def sessions_of(self, job: str) -> Sequence[j.SessionId]:
         ours = self._streams if job == JOB else {s: g for s, g in self._guests.items() if g.job == job}
         return sorted(session for session in ours if session in self._greeted and session not in self._closed)
 
@@ -301,46 +272,46 @@ class Life:
         self.crash_after -= 1
         return False
 
-    def _do(self, effects: Sequence[Effect]) -> None:  # noqa: C901 (a case for each effect)
+    def _do(self, effects: Sequence[j.Effect]) -> None:  # noqa: C901 (a case for each effect)
         for effect in effects:
             if self.dead:
                 return
-            if type(effect) is Log:
+            if type(effect) is j.Log:
                 if self.world.tracing:
                     self.world.note(f"{self.host}.{self.term}: {effect.text}")
                 continue
-            if type(effect) is Persist and self._journal is not None:
+            if type(effect) is j.Persist and self._journal is not None:
                 continue
             if self.takes_an_effect():
                 return
             match effect:
-                case Persist(record):
+                case j.Persist(record):
                     self.world.disk.append(self.number, record)
-                case Send(session, message) if session in self._guests:
+                case j.Send(session, message) if session in self._guests:
                     self._guests[session].receive(session, message)
-                case Send(session, message):
+                case j.Send(session, message):
                     self.send(session, message)
-                case Close(session):
+                case j.Close(session):
                     self._end(session)
 
-    def send(self, session: SessionId, message: object) -> None:  # noqa: C901 (a check for each message)
+    def send(self, session: j.SessionId, message: object) -> None:  # noqa: C901 (a check for each message)
         self.world.truth.check_told(message)  # pyright: ignore[reportArgumentType]
-        if type(message) is Halted and message.kind is not HaltKind.FAILED:
+        if type(message) is m.Halted and message.kind is not m.HaltKind.FAILED:
             self._halt(message)
-        elif type(message) is Halted and "coordinator failed" in message.reason:
+        elif type(message) is m.Halted and "coordinator failed" in message.reason:
             if "Poison" not in message.reason and "the store refuses it" not in message.reason:
                 raise Violation("the cores raise nothing", message.reason)
-        if type(message) is Pin:
+        if type(message) is m.Pin:
             self.world.truth.asks_digest(message.heal_id)
-        if type(message) is Heal:
+        if type(message) is m.Heal:
             self.world.truth.check_heal(message, self._streams[session])
-        if type(message) in (Evicted, Halted) and "the same edit" in message.reason:  # pyright: ignore
+        if type(message) in (m.Evicted, m.Halted) and "the same edit" in message.reason:  # pyright: ignore
             self._check_edits(message.reason)  # pyright: ignore
-            if type(message) is Halted:
+            if type(message) is m.Halted:
                 self.world.halted = self.world.over = True
-        if type(message) is Evicted and self.world.setting.harmless:
+        if type(message) is m.Evicted and self.world.setting.harmless:
             self._check_harmless(self._streams[session].process, message)
-        if type(message) is Evicted and self.world.calm:
+        if type(message) is m.Evicted and self.world.calm:
             self.world.evicted_in_calm = True
         if self.number != self.world.disk.life:
             self.world.sometimes.note("two coordinators")
@@ -352,7 +323,7 @@ class Life:
             raise Violation("an edit is blamed only where one differs", reason)
         self.world.sometimes.note("edited otherwise")
 
-    def _check_harmless(self, process: "Process", message: Evicted) -> None:
+    def _check_harmless(self, process: "Process", message: m.Evicted) -> None:
         """No group is evicted for taking its time; a group that is away for long may be set aside."""
         if process.over or process.dead:
             return  # the next of its name was quicker than the end of its stream
@@ -362,8 +333,8 @@ class Life:
             raise Violation("no healthy group is evicted", f"{process.name}: {message.reason}")
         self.world.sometimes.note("stood aside")
 
-    def _halt(self, message: Halted) -> None:
-        if message.kind is HaltKind.NONFINITE:
+    def _halt(self, message: m.Halted) -> None:
+        if message.kind is m.HaltKind.NONFINITE:
             # (A replaced coordinator may stand at an earlier step.)
             step = int(message.reason.split()[4])
             setting = self.world.setting
@@ -372,7 +343,7 @@ class Life:
             self.world.sometimes.note("halt at means that are not finite")
             self.world.halted = self.world.over = True
             return
-        if message.kind is HaltKind.RAISED:
+        if message.kind is m.HaltKind.RAISED:
             raised = {name for step, name in self.world.truth.raised if f"step {step} of" in message.reason}
             if len(raised) < 2:
                 raise Violation("no halt without a reason", f"{message.reason}: {self.world.standing()}")
@@ -400,7 +371,7 @@ class Life:
         self.world.sometimes.note("halt")
         self.world.halted = self.world.over = True
 
-    def _end(self, session: SessionId) -> None:
+    def _end(self, session: j.SessionId) -> None:
         if session in self._closed:
             return
         self._closed.add(session)
@@ -480,28 +451,28 @@ class Life:
     def stands(self) -> bool:
         return self.world.now_s < self._stopped_until_s
 
-    def needs(self, heal_id: int, donor: Holder) -> bool:
+    def needs(self, heal_id: int, donor: j.Holder) -> bool:
         """Whether a group still fetches from `donor` by this heal, as far as this coordinator knows."""
         groups = self.job.groups.values()
         return not self.dead and any(group.heal_id == heal_id and donor in group.donors for group in groups)
 
-    def without_quorum_s(self, holder: Holder) -> float:
+    def without_quorum_s(self, holder: j.Holder) -> float:
         """For how long this member has been without a quorum."""
         group = self.job.groups.get(holder[0])
         if self.dead or self.job.quorum is not None or group is None or group.holder != holder:
             return 0.0
-        return self.world.now_s - self._without_s if group.phase is GroupPhase.MEMBER else 0.0
+        return self.world.now_s - self._without_s if group.phase is j.GroupPhase.MEMBER else 0.0
 
     def founders_without_quorum(self) -> list[str]:
         job = self.job
         if job.frontier is None or job.quorum is not None or job.last_quorum_id:
             return []
-        return [group.name for group in job.groups.values() if group.phase is GroupPhase.MEMBER]
+        return [group.name for group in job.groups.values() if group.phase is j.GroupPhase.MEMBER]
 
     def has_all(self, incarnations: set[int], spares: frozenset[str]) -> bool:
         """Whether all groups that can take part do so, and the others stand by."""
         job = self.job
-        phases = (GroupPhase.MEMBER, GroupPhase.READY)
+        phases = (j.GroupPhase.MEMBER, j.GroupPhase.READY)
         there = {group.incarnation for group in job.groups.values() if group.phase in phases}
         if there != incarnations or job.quorum is None:
             return False

@@ -7,15 +7,7 @@ earlier and none may forget it later. `line` is, for each step, the quorum whose
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from jaxft_protocol.coordinator.job import (
-    Event,
-    Frontier,
-    Group,
-    GroupPhase,
-    Job,
-    Received,
-    Saved,
-)
+from jaxft_protocol.coordinator import job as j
 from jaxft_protocol.coordinator.quorums import is_trial
 from jaxft_protocol.messages import Commit, CoordinatorMessage, Heal, NewQuorum, QuorumId, Step, Vote
 from jaxft_protocol.names import DRAINED
@@ -58,12 +50,12 @@ class Truth:
         self.quorums: dict[QuorumId, NewQuorum] = {}
         self._heals: dict[int, object] = {}
         self._world = world
-        self.known: Saved | None = None  # durable before the event
+        self.known: j.Saved | None = None  # durable before the event
         self.same_bits = world.setting.shards is not None
 
     # ---- records ----
 
-    def durable(self, before: Saved | None, after: Saved | None) -> None:  # noqa: C901 (a check for each invariant)
+    def durable(self, before: j.Saved | None, after: j.Saved | None) -> None:  # noqa: C901 (a check for each invariant)
         """A record was written."""
         self._before_last = (self.root, list(self.line))
         if after is None:
@@ -114,7 +106,7 @@ class Truth:
                 f"step {old.step} (quorum {old.quorum_id}), then {new.step} (quorum {new.quorum_id})",
             )
 
-    def _founded(self, old: Frontier | None, new: Frontier) -> None:
+    def _founded(self, old: j.Frontier | None, new: j.Frontier) -> None:
         """The job begins, or resumes, with the state of `new.holders`."""
         founders = [self._world.incarnations[incarnation] for _, incarnation in sorted(new.holders)]
         line = list(founders[0].history)
@@ -149,7 +141,7 @@ class Truth:
                     "one outcome per step", f"step {step} by quorum {quorum_id} was never decided"
                 )
 
-    def forgets(self, saved: Saved | None) -> None:
+    def forgets(self, saved: j.Saved | None) -> None:
         """The disk has lost the last record: its decision may be made once more."""
         self.root, self.line = self._before_last
         self.went_back += 1
@@ -163,7 +155,7 @@ class Truth:
 
     # ---- conclusions of a coordinator ----
 
-    def check_turn(self, before: Job, after: Job, event: Event) -> None:  # noqa: C901 (a check for each invariant)
+    def check_turn(self, before: j.Job, after: j.Job, event: j.Event) -> None:  # noqa: C901 (a check for each invariant)
         quorum = after.quorum
         if not before.ballot.lost:
             self._lost_since_s[before.options.term] = self._world.now_s
@@ -171,7 +163,7 @@ class Truth:
             self._check_quorum(before, after, quorum)
             self._check_asked(before, after, quorum)
             self._check_drained(before, after, quorum)
-            voted = isinstance(event, Received) and isinstance(event.message, Vote)
+            voted = isinstance(event, j.Received) and isinstance(event.message, Vote)
             if not voted:  # a vote may be the last that was waited for
                 self._check_gathered(before, after, quorum)
         if after.groups is not before.groups:
@@ -198,14 +190,14 @@ class Truth:
                 self._world.sometimes.note("continues from newer")
         if new.founding and not old.founding:
             held = {
-                group.holder for group in after.groups.values() if group.phase is not GroupPhase.PRESENT
+                group.holder for group in after.groups.values() if group.phase is not j.GroupPhase.PRESENT
             } & old.holders
             if held and new.step < old.step:
                 raise Violation(
                     "the frontier never goes back", f"{held} hold step {old.step}, not {new.step}"
                 )
 
-    def _check_digests(self, before: Job, after: Job) -> None:
+    def _check_digests(self, before: j.Job, after: j.Job) -> None:
         """The known step and digest of a group belong together."""
         for name, group in after.groups.items():
             if group is before.groups.get(name) or group.digest is None:
@@ -214,9 +206,9 @@ class Truth:
             if (group.step, group.digest) not in heard:
                 raise Violation("a digest is of its step", f"{name} at step {group.step}: {heard}")
 
-    def _check_majority(self, before: Job, _after: Job, new: Frontier) -> None:
+    def _check_majority(self, before: j.Job, _after: j.Job, new: j.Frontier) -> None:
         """The state from which a job begins is not the odd one of the brought states."""
-        brought = [g for g in before.groups.values() if g.phase is GroupPhase.STALE and g.step == new.step]
+        brought = [g for g in before.groups.values() if g.phase is j.GroupPhase.STALE and g.step == new.step]
         of_it = [self._world.incarnations[group.incarnation] for group in brought if group.history]
         sound = sum(not process.flipped_in(new.step) for process in of_it)
         founders = [self._world.incarnations[incarnation] for _, incarnation in new.holders]
@@ -225,13 +217,13 @@ class Truth:
                 "the majority of states is the truth", f"step {new.step} of {sorted(new.holders)}"
             )
 
-    def _check_founding(self, after: Job) -> None:
+    def _check_founding(self, after: j.Job) -> None:
         """A coordinator founds a job only if nothing was ever committed, as far as can be known."""
         known = None if self.known is None else self.known.frontier
         if known is not None and not known.fresh and self._world.leads(after.options.term):
             raise Violation("the frontier never goes back", f"founded though step {known.step} was committed")
 
-    def _check_quorum(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+    def _check_quorum(self, before: j.Job, after: j.Job, quorum: NewQuorum) -> None:
         if quorum.quorum_id <= before.last_quorum_id:
             raise Violation("quorum ids grow", f"{quorum.quorum_id} after {before.last_quorum_id}")
         least = max(1, after.min_replicas, self._world.setting.min_replicas)
@@ -251,7 +243,7 @@ class Truth:
         if after.frontier is None or quorum.step != after.frontier.step:
             raise Violation("a quorum begins at the frontier", f"quorum from {quorum.step}")
 
-    def _check_asked(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+    def _check_asked(self, before: j.Job, after: j.Job, quorum: NewQuorum) -> None:
         """A drain has no step tried again, and a paused job begins none."""
         drained = [change.group for change in quorum.left if change.reason == DRAINED]
         old, new = before.frontier, after.frontier
@@ -265,7 +257,7 @@ class Truth:
         if drained and any(change.group in self._world.setting.spares for change in quorum.joined):
             self._world.sometimes.note("place handed over")
 
-    def _check_drained(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+    def _check_drained(self, before: j.Job, after: j.Job, quorum: NewQuorum) -> None:
         """Once an operator hears that a group is drained, it takes part in no step after the current one."""
         if not self._world.leads(after.options.term):
             return
@@ -277,7 +269,7 @@ class Truth:
                     "a drain is obeyed", f"{member.group} takes part in quorum {quorum.quorum_id}"
                 )
 
-    def _check_gathered(self, before: Job, after: Job, quorum: NewQuorum) -> None:
+    def _check_gathered(self, before: j.Job, after: j.Job, quorum: NewQuorum) -> None:
         """Losses that belong together cost one quorum, where they are gathered."""
         old, ballot, setting = before.quorum, before.ballot, self._world.setting
         if old is None or quorum.step != old.step or ballot.ok or ballot.failed:
@@ -288,7 +280,7 @@ class Truth:
         if living and self._world.now_s - lost_since_s < least_s:
             raise Violation("losses are gathered", f"quorum {quorum.quorum_id} at the first of them")
 
-    def _check_commit(self, before: Job, after: Job, step: Step) -> None:
+    def _check_commit(self, before: j.Job, after: j.Job, step: Step) -> None:
         """Every member that lives holds the complete sum, computed from one state."""
         quorum = before.quorum
         if quorum is None:
@@ -463,12 +455,12 @@ class Truth:
         return len(one) == len(other) if self.same_bits else one == other
 
 
-def _still_takes_part(group: Group | None, after: Job) -> bool:
+def _still_takes_part(group: j.Group | None, after: j.Job) -> bool:
     now = None if group is None else after.groups.get(group.name)
     return (
         group is not None
-        and group.phase is GroupPhase.MEMBER
+        and group.phase is j.GroupPhase.MEMBER
         and now is not None
         and now.session == group.session
-        and (now.phase in (GroupPhase.MEMBER, GroupPhase.READY) or now.draining)
+        and (now.phase in (j.GroupPhase.MEMBER, j.GroupPhase.READY) or now.draining)
     )

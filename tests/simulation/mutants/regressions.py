@@ -112,4 +112,4 @@ def _a_checkpoint_is_left_to_readers_that_are_dead(_read: Any) -> Any:
 @mutant(replica_sessions, "waiting", seeds=(52217,))
 def _a_state_that_no_group_may_take_is_waited_with_forever(waiting: Any) -> Any:
     """A group still waits with the first state of a founding undone, though no group is left to heal from."""
-    return lambda draft, reason, held, _fresh: waiting(draft, reason, held=held, fresh=False)
+    return lambda draft, reason, *, held, **_: waiting(draft, reason, held=held, fresh=False)
