@@ -71,6 +71,7 @@ def test_the_guard_finds_what_it_should(source: str) -> None:
     assert list(problems(source))
 
 
+@pytest.mark.long
 def test_make_works_in_a_folder_with_a_space(tmp_path: Path) -> None:
     """As far as make itself goes: each program is found, and gets its arguments as words."""
     clone = tmp_path / "some dir" / "a clone"

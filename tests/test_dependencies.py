@@ -10,8 +10,6 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 # Each distribution: the folder of its pyproject.toml, and its package there.
 PACKAGES = {
@@ -93,20 +91,14 @@ def distribution_of(module: str, own: Path) -> str:
     return found.pop()
 
 
-@pytest.mark.parametrize("distribution", PACKAGES)
-def test_what_is_imported_is_declared(distribution: str) -> None:
-    declared = names(project(distribution)["dependencies"])
-    extras = {
-        name: names(needs) for name, needs in project(distribution).get("optional-dependencies", {}).items()
-    }
-    for name, path in imported(distribution).items():
-        extra = EXTRAS.get((distribution, name))
-        where = declared if extra is None else extras[extra]
-        assert COMES_WITH.get(name, name) in where, (
-            f"{path} imports {name}, which {distribution} does not declare"
-        )
-
-
-@pytest.mark.parametrize("distribution", PACKAGES)
-def test_what_is_declared_is_imported(distribution: str) -> None:
-    assert names(project(distribution)["dependencies"]) <= {*imported(distribution), *PROGRAMS}
+def test_each_import_is_declared_and_each_dependency_imported() -> None:
+    for distribution in PACKAGES:
+        declared, found = names(project(distribution)["dependencies"]), imported(distribution)
+        extras = project(distribution).get("optional-dependencies", {})
+        for name, path in found.items():
+            extra = EXTRAS.get((distribution, name))
+            where = declared if extra is None else names(extras[extra])
+            assert COMES_WITH.get(name, name) in where, (
+                f"{path} imports {name}, which {distribution} does not declare"
+            )
+        assert declared <= {*found, *PROGRAMS}

@@ -50,13 +50,13 @@ def test_what_needs_no_options_does_not_import_their_parser(words: list[str]) ->
     "words",
     [
         ["launch", "--help"],
-        ["status", "--help"],
         ["status", *NOWHERE, "--json"],
-        ["drain", "--help"],
-        ["drain", "group-0", "--job", "toy", *NOWHERE],
         ["doctor", "--help"],
         ["plan", "--groups", "8"],
-        ["chaos", "--no-such-option"],
+        pytest.param(["status", "--help"], marks=pytest.mark.long),
+        pytest.param(["drain", "--help"], marks=pytest.mark.long),
+        pytest.param(["drain", "group-0", "--job", "toy", *NOWHERE], marks=pytest.mark.long),
+        pytest.param(["chaos", "--no-such-option"], marks=pytest.mark.long),
     ],
 )
 def test_a_command_that_does_no_training_starts_without_jax(words: list[str]) -> None:
@@ -73,7 +73,7 @@ def test_a_launcher_never_imports_jax(tmp_path: Path) -> None:
     assert not found & HEAVY
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--bind", "0.0.0.0:0"], ["token", "--help"]])
+@pytest.mark.parametrize("words", [["--bind", "0.0.0.0:0"], ["token", "--help"]])
 def test_a_coordinator_that_does_not_serve_imports_no_server(words: list[str]) -> None:
     found = imported(COMMAND, "jaxft_coordinator._cli.main", *words)
     assert "tyro" in found

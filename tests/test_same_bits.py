@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import pytest
 import step_models
-from step_models import Model, bits, identity
+from step_models import Model, bits, identity, mostly_long
 
 import jaxft
 
@@ -25,7 +25,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_long(MODELS, "mlp_adam", "bf16_sgd", "linen", "equinox_partition"))
 def test_one_shard(name: str) -> None:
     if name == "equinox_partition" and importlib.util.find_spec("equinox") is None:
         pytest.skip("equinox is not installed")

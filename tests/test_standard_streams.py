@@ -57,9 +57,7 @@ def test_an_open_stream_stays(tmp_path: Path) -> None:
     ("command", "status"),
     [
         ((*COORDINATOR, "--version"), 0),
-        ((*COORDINATOR, "--help"), 0),
         ((*COORDINATOR, "--bind", "nonsense"), 1),
-        ((*JAXFT, "launch", "--help"), 0),
         ((*JAXFT, "launch", "--group", "1", "--", "true"), 1),
         ((*JAXFT, "status", "--http", "http://localhost:1", "--json"), 1),
         ((*JAXFT, "no-such-command"), 2),

@@ -94,6 +94,7 @@ def test_with_a_new_coordinator_as_well(undisturbed: str, tmp_path: Path) -> Non
         assert "founded at step 20" in here.coordinator_log.read_text()
 
 
+@pytest.mark.long
 def test_a_damaged_checkpoint_is_passed_over(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         train_and_kill_all(here)
@@ -161,6 +162,7 @@ def test_a_checkpoint_of_another_run_of_the_same_name_is_refused(tmp_path: Path)
         assert old.logged("brings step 20 of another history of job 'toy'")
 
 
+@pytest.mark.long
 def test_a_group_that_counted_on_a_holder_reads_after_all(undisturbed: str, tmp_path: Path) -> None:
     """The only holder stands still like a host without power: its death is known after the heartbeat timeout."""
     first, never = tmp_path / "first-saved", tmp_path / "never"

@@ -29,6 +29,7 @@ def until_known(here: Cluster, web: port.Port, group: str, step: int) -> None:
     here.until(lambda: web.group(group).get("step") == step, f"{group} to be known at step {step}")
 
 
+@pytest.mark.long
 def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: str, tmp_path: Path) -> None:
     following = tmp_path / "spare-follows"
     gate = ("--gate", f"{KILLED_AT}:{following}")
@@ -55,49 +56,7 @@ def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: 
         assert report_of(spare, KILLED_AT + 1)["shards"] == [2, 3]
 
 
-def test_a_spare_follows_those_who_came_later(undisturbed: str, tmp_path: Path) -> None:
-    # It begins to follow with group-0 alone, and group-0 dies: it gets the sum from group-1, in the same step.
-    back, entered, followed = (
-        tmp_path / "group-1-back",
-        tmp_path / "group-1-in",
-        tmp_path / "spare-follows-both",
-    )
-    dies_at = KILLED_AT + 8
-    gates = ("--steps", str(STEPS), "--gate", f"10:{back}", "--gate", f"{KILLED_AT}:{entered}")
-    own = {
-        "group-0": ("--gate", f"{dies_at}:{followed}", "--die", f"exchange step {dies_at}"),
-        "group-1": ("--die", "compute step 5"),
-        "spare": ("--spare",),
-    }
-    with cluster(tmp_path) as here:
-        web = port.start(here)
-        workers = here.start_together(tuple(own), lambda group: (*gates, *own[group]))
-        here.until_dead(workers["group-1"])
-        here.until_lost("group-1")
-        second = here.start("group-1", *gates, "--gate", f"{dies_at}:{followed}")
-        here.until(lambda: second.logged("heals to step"), "group-1 to heal")
-        back.touch()
-        first, spare = workers["group-0"], workers["spare"]
-        # It is in, or enters at the boundary that the gate holds. A group that still replays may miss all boundaries.
-        caught_up = f"for the boundary after step {KILLED_AT}, to enter the quorum"
-        here.until(
-            lambda: web.group("group-1")["state"] == "member" or second.logged(caught_up),
-            "group-1 to catch up",
-        )
-        entered.touch()
-        both = "follows group-0, group-1"  # as in the beginning, and now again
-        here.until(lambda: here.coordinator_log.read_text().count(both) >= 2, "the spare to follow both")
-        until_known(here, web, "spare", dies_at)
-        followed.touch()
-        here.until_dead(first)
-        here.until_finished(second, spare)
-        assert {second.digest, spare.digest} == {undisturbed}
-        kill = report_of(second, dies_at + 1)
-        assert kill["members"] == ["group-1", "spare"]
-        assert kill["shards"] == [2, 3]
-        assert report_of(spare, dies_at + 1)["shards"] == [0, 1]
-
-
+@pytest.mark.long
 def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed: str, tmp_path: Path) -> None:
     flags = ("--steps", str(STEPS), "--min-replicas", "2")
     with cluster(tmp_path) as here:
@@ -117,6 +76,7 @@ def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed:
         assert {survivor.digest, back.digest} == {undisturbed}
 
 
+@pytest.mark.long
 def test_a_group_goes_to_its_coordinator_through_no_proxy(undisturbed: str, tmp_path: Path) -> None:
     """Without `no_proxy`, gRPC would go through it even on one machine."""
     with cluster(tmp_path) as here:
@@ -127,6 +87,7 @@ def test_a_group_goes_to_its_coordinator_through_no_proxy(undisturbed: str, tmp_
         assert group.digest == undisturbed
 
 
+@pytest.mark.long
 def test_one_shard_for_each_member_the_batch_shrinks_with_the_members(tmp_path: Path) -> None:
     """TorchFT's meaning: the mean over the groups that are present."""
     groups = ("group-0", "group-1", "group-2")

@@ -1,6 +1,5 @@
 """The coordinator is killed and restarted without its memory: groups wait, come back, and lose nothing."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -38,32 +37,6 @@ def test_groups_outlive_their_coordinator(tmp_path: Path) -> None:
         # A group may have gone on alone while the other healed, up to the end.
         ids = [event["quorum_id"] for group in groups.values() for event in group.steps()]
         assert max(ids) > 1, "quorum ids grow over a restart"
-
-
-@pytest.mark.long
-def test_a_quicker_group_of_another_program_does_not_end_those_that_train(tmp_path: Path) -> None:
-    """The coordinator has forgotten the job, and the first group to join again is fresh, and differs."""
-    flags = ("--steps", str(STEPS), "--gate", f"6:{tmp_path / 'gate'}")
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        groups = here.start_together(("group-0", "group-1"), lambda _group: flags)
-        here.until(lambda: all(group.step == 6 for group in groups.values()), "six steps")
-        assert here.coordinator is not None
-        for group in groups.values():
-            group.process.send_signal(signal.SIGSTOP)
-        here.coordinator.kill()
-        here.coordinator.wait()
-        here.start_coordinator("--founding-wait-ms", "600000", port=here.port)
-        changed = here.start("group-2", "--steps", str(STEPS), "--rate", "0.02")
-        here.until(lambda: changed.logged("waiting:"), "the changed group to have joined")
-        for group in groups.values():
-            group.process.send_signal(signal.SIGCONT)
-        (tmp_path / "gate").touch()
-        here.until(lambda: changed.process.poll() is not None, "the changed group to be refused")
-        assert "JoinRefused" in changed.log()
-        assert "program: the job has" in changed.log()
-        here.until_finished(*groups.values())
-        assert {group.digest for group in groups.values()} == {digest_alone(STEPS)}
 
 
 def test_a_coordinator_that_refuses_running_groups_can_be_put_right(tmp_path: Path) -> None:

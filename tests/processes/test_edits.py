@@ -68,16 +68,7 @@ def test_a_joiner_a_spare_and_a_resumed_job_make_the_same_edits(tmp_path: Path) 
         assert {worker.digest for worker in (workers["group-0"], workers["spare"], back)} == {expected}
 
 
-def test_one_that_replays_the_steps_takes_the_edits_from_the_log(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        expected = finished_alone(here, *EDITS)
-        # It makes no edit itself, but is never a member.
-        workers = started(here, {"group-0": EDITS, "spare": ("--spare",)})
-        here.until_finished(*workers.values())
-        assert {worker.digest for worker in workers.values()} == {expected}
-
-
+@pytest.mark.long
 def test_a_spare_that_makes_an_edit_of_its_own_is_told(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -96,6 +87,7 @@ def test_a_spare_that_makes_an_edit_of_its_own_is_told(tmp_path: Path) -> None:
         here.until_finished(group)
 
 
+@pytest.mark.long
 def test_a_resumed_job_makes_the_edit_of_the_step_at_which_it_resumes(tmp_path: Path) -> None:
     flags = (*EDITS, "--checkpoints", str(tmp_path / "checkpoints"))
     with cluster(tmp_path) as here:
@@ -112,6 +104,7 @@ def test_a_resumed_job_makes_the_edit_of_the_step_at_which_it_resumes(tmp_path: 
         assert again.digest == expected
 
 
+@pytest.mark.long
 def test_of_two_groups_only_one_edits(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()
@@ -122,29 +115,3 @@ def test_of_two_groups_only_one_edits(tmp_path: Path) -> None:
             assert worker.logged("JobHalted")
             assert worker.logged(f"{DIFFER} of job 'loops': edited by group-0; not edited by group-1")
             assert len(worker.steps()) == 5
-
-
-def test_of_three_groups_one_does_not_edit(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        expected = finished_alone(here, *EDITS)
-        workers = started(here, {"group-0": EDITS, "group-1": (), "group-2": EDITS})
-        odd = workers.pop("group-1")
-        until_ended(here, odd)
-        assert odd.process.returncode == 1
-        assert odd.logged("Evicted")
-        assert odd.logged(f"{DIFFER} of job 'loops': edited by group-0, group-2; not edited by group-1")
-        here.until_finished(*workers.values())
-        assert {worker.digest for worker in workers.values()} == {expected}
-
-
-@pytest.mark.parametrize("loop", ["steps", "while"])
-def test_a_state_that_is_changed_behind_the_jobs_back_is_refused(loop: str, tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        group = here.start("group-0", "--loop", loop, "--touch", "4", script=LOOPS)
-        until_ended(here, group)
-        assert group.process.returncode == 1
-        assert group.logged("The state's leaf ['rate'] has other values than the step returned")
-        assert group.logged("step.edit(state, function)")
-        assert len(group.steps()) == 4

@@ -59,6 +59,7 @@ def test_the_odd_one_out_heals_and_the_run_keeps_its_bits(
         assert f"quorum 2 from step {FLIPPED_AFTER}:" in log
 
 
+@pytest.mark.long
 def test_within_one_period(tmp_path: Path) -> None:
     """Compared every 8 steps: steps in between may have used the bit, and all groups agree again."""
     with cluster(tmp_path) as here:

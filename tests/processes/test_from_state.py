@@ -15,12 +15,6 @@ STEPS = ("--steps", "14", OF_STATE)
 
 
 @pytest.mark.long
-def test_the_batch_is_that_of_the_state() -> None:
-    """Or the other tests could not fail."""
-    assert digest_alone(14, OF_STATE) != digest_alone(14)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("phase", ["compute step 4 shard", "exchange step 4"])
 def test_the_others_make_what_a_dead_group_had_made(phase: str, tmp_path: Path) -> None:
     stayed, back = group_that_returns(tmp_path, STEPS, die=phase)

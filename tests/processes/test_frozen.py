@@ -14,6 +14,7 @@ STEPS = ("--steps", "14")
 FROZEN = ("--frozen", "3")
 
 
+@pytest.mark.long
 def test_a_group_that_returns_heals_without_them(tmp_path: Path) -> None:
     stayed, back = group_that_returns(tmp_path, (*STEPS, *FROZEN), die="exchange step 4")
     healed = next(event["healed_bytes"] for event in back.steps() if event["healed_bytes"])
@@ -36,6 +37,7 @@ def test_a_group_with_others_is_refused(tmp_path: Path) -> None:
     assert "program: the job has" not in other.log()
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_refused_on_others(tmp_path: Path) -> None:
     saved = ("--checkpoints", str(tmp_path / "saved"), "--checkpoint-every", "3")
     lives: list[Worker] = []
@@ -55,6 +57,7 @@ def test_a_checkpoint_is_refused_on_others(tmp_path: Path) -> None:
     assert resumed.digest == digest_alone(9, *FROZEN)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["spread", "numpy"])
 def test_groups_of_several_processes(kind: str, tmp_path: Path) -> None:
     flags = (*STEPS, *FROZEN, "--frozen-as", kind)
@@ -63,6 +66,7 @@ def test_groups_of_several_processes(kind: str, tmp_path: Path) -> None:
     assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *flags)
 
 
+@pytest.mark.long
 def test_a_rank_with_others_than_its_rank_0_is_refused(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

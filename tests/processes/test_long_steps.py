@@ -59,8 +59,8 @@ def uneven(folder: Path, groups: int, shards: int, shard_s: float, steps: int) -
 
 
 def test_an_uneven_deal_of_long_shards_puts_nobody_out(tmp_path: Path) -> None:
-    # An exchange fails when no byte has moved for a part of the failure timeout: 3 s when its links are made.
-    uneven(tmp_path, groups=2, shards=3, shard_s=12.0, steps=2)
+    # An exchange fails when no byte has moved for a part of the failure timeout: 2 s when its links are made.
+    uneven(tmp_path, groups=2, shards=3, shard_s=8.0, steps=2)
 
 
 @pytest.mark.storm

@@ -26,17 +26,7 @@ def test_a_loop_over_steps_joins_first_and_ends_with_the_others(tmp_path: Path) 
         assert [event["number"] for event in back.steps()] == list(range(joined["step"], 20))
 
 
-def test_a_group_that_comes_after_the_end_has_nothing_to_do(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        first = here.start("group-0", script=LOOPS)
-        here.until_finished(first)
-        late = here.start("group-0", script=LOOPS)
-        here.until_finished(late)  # with status 0: a supervisor does not start it again
-        assert late.events() == [], "nothing is done with a state that is not the job's"
-        assert late.logged("finished at step 20, and all groups that held its state have left")
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("loop", ["steps", "while"])
 def test_a_group_that_comes_after_the_end_has_the_last_checkpoint(loop: str, tmp_path: Path) -> None:
     flags = ("--checkpoints", str(tmp_path / "checkpoints"), "--loop", loop)
@@ -50,6 +40,7 @@ def test_a_group_that_comes_after_the_end_has_the_last_checkpoint(loop: str, tmp
         assert not late.steps()
 
 
+@pytest.mark.long
 def test_a_group_that_would_train_on_after_the_end_is_told_that_the_job_is_over(tmp_path: Path) -> None:
     flags = ("--checkpoints", str(tmp_path / "checkpoints"))
     with cluster(tmp_path) as here:
@@ -75,6 +66,7 @@ def test_groups_whose_loops_end_at_different_steps_are_told(tmp_path: Path) -> N
         assert not second.logged("they will hold other states")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("look", [0, 2])
 def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
@@ -95,6 +87,7 @@ def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -
         assert len(second.steps()) == (2 if look else 1), "and trains no step too many"
 
 
+@pytest.mark.long
 def test_a_range_after_a_restore_is_caught(tmp_path: Path) -> None:
     flags = ("--checkpoints", str(tmp_path / "checkpoints"), "--loop", "range")
     with cluster(tmp_path) as here:
@@ -111,6 +104,7 @@ def test_a_range_after_a_restore_is_caught(tmp_path: Path) -> None:
         assert not again.steps()
 
 
+@pytest.mark.long
 def test_checkpoints_without_restore_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     flags = ("--checkpoints", str(folder))

@@ -27,6 +27,7 @@ def test_raise_ends_the_job_in_all_groups_at_the_same_step(tmp_path: Path) -> No
         assert here.coordinator_log.read_text().count("halts: the means of step 7") == 1
 
 
+@pytest.mark.long
 def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: Path) -> None:
     flags = ("--steps", "16", "--nonfinite", "skip", *POISON)
     expected = digest_alone(16, *flags)
@@ -62,6 +63,7 @@ def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: 
         assert "step 7 changes nothing: " in again.log(), "it has not replayed the step"
 
 
+@pytest.mark.long
 def test_groups_must_agree_on_it_and_a_warning_changes_nothing(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

@@ -27,11 +27,6 @@ UNREADABLE = ("--unreadable", "5:2")
 PHASES = ("compute step 5", "exchange step 5", "vote step 5", "apply step 5")
 
 
-def storms(phases: tuple[str, ...]) -> list[Any]:
-    """Phases that are left to the storms: by default, each runs in a group alone or in three."""
-    return [pytest.param(phase, marks=pytest.mark.storm) for phase in phases]
-
-
 def raised(worker: Worker) -> list[dict[str, object]]:
     return [event for event in worker.events() if event["event"] == "raised"]
 
@@ -100,6 +95,7 @@ def test_a_failure_that_one_group_has_is_its_own(tmp_path: Path) -> None:
         assert "halts" not in here.coordinator_log.read_text()
 
 
+@pytest.mark.long
 def test_a_group_whose_failure_has_passed_heals_with_its_next_call(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         again = run_until_it_is_back(here, *UNREADABLE, "--times", "1")
@@ -122,53 +118,14 @@ def test_a_shard_that_no_group_can_read_stops_the_job_once_with_its_name(tmp_pat
         assert log.count("halts: shard 2 of step 5") == 1
 
 
-def test_it_stops_the_job_too_where_no_group_can_be_spared(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        flags = (*RUN, "--min-replicas", "2", "--unreadable", "5:3")
-        workers = here.start_together(("group-0", "group-1"), lambda _group: flags)
-        for worker in workers.values():
-            until_failed(here, worker)
-            assert worker.logged(
-                f"shard 3 of step 5 of job 'toy' fails in every group: group-1, group-0: OSError: {TEXT}"
-            )
-            assert [event["step"] for event in worker.steps()] == list(range(1, 6))
-
-
-def test_a_group_whose_batches_come_from_an_iterator_is_stopped_before_it_joins(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        gate = tmp_path / "gate"
-        first = here.start("group-0", *RUN, "--gate", f"3:{gate}")
-        here.until(lambda: first.step == 3, "the job to run")
-        impure = here.start("group-1", *RUN, "--impure")
-        until_failed(here, impure)
-        assert impure.logged(
-            "The batch function is not pure: it was called twice for step 0 and shard 0, and [0] dif"
-        )
-        assert impure.steps() == []
-        gate.touch()
-        here.until_finished(first)
-        assert first.digest == digest_alone(STEPS)
-        assert not first.logged("joined group-1")
-
-
-@pytest.mark.parametrize("phase", [*storms(PHASES[::2]), *PHASES[1::2]])
-def test_ctrl_c_in_a_group_alone_changes_nothing_but_the_time(phase: str, tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        worker = here.start("group-0", *RUN, "--interrupt", phase, "--again")
-        here.until_finished(worker)
-        assert worker.digest == digest_alone(STEPS)
-        assert [event["error"] for event in raised(worker)] == ["KeyboardInterrupt()"]
-
-
-@pytest.mark.parametrize("phase", [*PHASES[::2], *storms(PHASES[1::2])])
+@pytest.mark.long
+@pytest.mark.parametrize("phase", PHASES)
 def test_ctrl_c_in_one_of_three_groups_holds_up_no_other(phase: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         run_until_it_is_back(here, "--interrupt", phase)
 
 
+@pytest.mark.long
 def test_a_cell_that_is_run_again_is_told_at_once_what_to_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from jaxft_protocol import credentials
 
 from jaxft_launch.processes._ranks import free_ports
 from tests import injection
@@ -118,19 +117,6 @@ def test_a_rank_that_is_killed_changes_nothing(
         assert {worker.digest for worker in (*survivor.ranks, *back.ranks)} == {undisturbed}
         for worker in survivor.ranks:
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.long
-def test_a_rank_that_dies_while_the_program_itself_sums_over_ranks_ends_its_group(tmp_path: Path) -> None:
-    """The failed collective is the program's own, outside of the step: its error is not the program's."""
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        sums = ("--sum-after", str(KILLED_AT))
-        group = start(here, "group-0", *sums, die=(1, f"sums after step {KILLED_AT}"))
-        here.until(
-            lambda: all(worker.process.poll() is not None for worker in group.ranks), "both ranks to end"
-        )
-        assert group.leader.process.returncode == AGAIN, group.leader.log()
 
 
 @pytest.mark.skipif(bool(injection.why_not()), reason=injection.why_not() or "it can")
@@ -475,27 +461,3 @@ def test_ranks_wait_for_a_coordinator_that_is_killed_and_go_on(undisturbed: str,
         for worker in workers:
             steps = [event["step"] for event in worker.steps()]
             assert steps == sorted(set(steps))
-
-
-@pytest.mark.long
-def test_a_step_that_is_not_finite_is_skipped_by_all_ranks(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        group = start(here, "group-0", "--poison", "3:1", "--nonfinite", "skip")
-        here.until_finished(*group.ranks)
-        assert len({worker.digest for worker in group.ranks}) == 1
-        for worker in group.ranks:
-            assert [event["step"] for event in worker.steps() if event["nonfinite"]] == [4]
-
-
-@pytest.mark.long
-def test_a_job_with_a_token_has_ranks_that_prove_they_know_it(undisturbed: str, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.touch(0o600)
-    secret.write_bytes(SECRET)
-    token = credentials.job_key(SECRET, "toy").hex()
-    with cluster(tmp_path) as here:
-        here.start_coordinator("--token-file", str(secret))
-        groups = start_together(here, ("", 0, ""), "--token", token).values()
-        here.until_finished(*(worker for group in groups for worker in group.ranks))
-        assert {worker.digest for group in groups for worker in group.ranks} == {undisturbed}

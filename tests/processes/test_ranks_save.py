@@ -73,38 +73,6 @@ def test_groups_that_all_die_resume_with_the_same_bits(undisturbed: str, tmp_pat
 
 
 @pytest.mark.long
-def test_a_state_with_a_typed_key_is_saved_restored_and_healed(tmp_path: Path) -> None:
-    model = ("--model", "gan", "--shards", "4")
-    undisturbed = digest_of(tmp_path, 2, "--steps", str(STEPS), *model)
-    with cluster(tmp_path) as here:
-        here.start_coordinator(*TIMEOUT)
-        kill_once_saved(here, start(here, "group-0", 2, *gate(here, 6), *model), step=4)
-        begun = tmp_path / "begun"
-        donor = start(here, "group-0", 2, "--gate", f"6:{begun}", *model)
-        here.until(lambda: donor.leader.step >= 5, "the restored group to train")
-        joiner = start(here, "group-1", 2, "--gate", f"6:{begun}", *model)
-        here.until(lambda: joiner.leader.logged("heals to step"), "the other group to heal")
-        begun.touch()
-        here.until_finished(*donor.ranks, *joiner.ranks)
-        assert {worker.digest for worker in (*donor.ranks, *joiner.ranks)} == {undisturbed}
-        assert donor.leader.logged("restored step 4")
-
-
-@pytest.mark.long
-def test_groups_that_all_die_before_a_checkpoint_begin_again(undisturbed: str, tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator(*TIMEOUT)
-        first = [start(here, name, 2, *gate(here, 3)) for name in ("group-0", "group-1")]
-        here.until(lambda: all(group.leader.step == 3 for group in first), "both to come to step 3")
-        kill(here, *first)
-        assert not saved_steps(here)
-        back = [start(here, name, 2) for name in ("group-0", "group-1")]
-        here.until_finished(*(worker for group in back for worker in group.ranks))
-        assert {worker.digest for group in back for worker in group.ranks} == {undisturbed}
-        assert "resumes at step 0" in here.coordinator_log.read_text()
-
-
-@pytest.mark.long
 def test_groups_of_other_process_counts_read_it(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator(*TIMEOUT)

@@ -8,7 +8,6 @@ falls exactly there.
 import argparse
 import ctypes
 import functools
-import itertools
 import json
 import logging
 import os
@@ -238,9 +237,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
     parser.add_argument("--group-events")
     parser.add_argument("--vary", action="store_true", help="batches of another shape at each step")
     parser.add_argument("--poison", default="", help="STEP:SHARD: that shard's batch is not finite")
-    parser.add_argument(
-        "--impure", action="store_true", help="batches from an iterator, whatever is asked for"
-    )
     parser.add_argument("--of-state", action="store_true", help="batches are made of the state, too")
     parser.add_argument("--unreadable", default="", help="STEP:SHARD: that shard's batch cannot be read")
     parser.add_argument("--times", type=int, default=1 << 30, help="so often, then it can")
@@ -312,8 +308,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
         jax.set_mesh(jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("fsdp",)))
     gates = {step: Path(path) for step, path in (gate.split(":", 1) for gate in arguments.gate)}
 
-    drawn = itertools.count()
-
     every = 3 if arguments.diloco else 1
 
     def batch_for(step: int, shard: int) -> tuple[np.ndarray, np.ndarray]:
@@ -326,7 +320,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
         if f"{step}:{shard}" == arguments.unreadable and arguments.times:
             arguments.times -= 1
             raise OSError("cannot read sample 17")
-        step = next(drawn) if arguments.impure else step
         x, y = make_batch(step, shard, 8 + 4 * (step % 3) if arguments.vary else 8)
         x = x + np.float32(arguments.shift)
         x = x * np.float32(np.inf) if f"{step}:{shard}" == arguments.poison else x

@@ -16,33 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
+from jaxft_protocol import messages as m
 from jaxft_protocol import values
-from jaxft_protocol.messages import (
-    GroupName,
-    Heal,
-    HealId,
-    Incarnation,
-    Member,
-    NewQuorum,
-    QuorumId,
-    Step,
-    Stripe,
-)
 from jaxft_protocol.proto import ranks_pb2 as pb
-from jaxft_protocol.replica.state import (
-    Apply,
-    Attempt,
-    Directive,
-    Fail,
-    Failure,
-    FailureKind,
-    HealFrom,
-    Over,
-    ReadCheckpoint,
-    Replay,
-    TakeDigest,
-    Wait,
-)
+from jaxft_protocol.replica import state as r
 from jaxft_protocol.wire import WireError
 
 from jaxft._base import _ending
@@ -59,9 +36,9 @@ from tests import patience
 from tests.exchange.lanes import built
 from tests.shortages import no_thread_at_first
 
-MEMBER = Member(GroupName("a"), Incarnation(7), "h:1,h:2", (0, 1))
-QUORUM = NewQuorum(QuorumId(3), Step(5), 2, (MEMBER,))
-HEAL = Heal(HealId(9), Step(5), (MEMBER,))
+MEMBER = m.Member(m.GroupName("a"), m.Incarnation(7), "h:1,h:2", (0, 1))
+QUORUM = m.NewQuorum(m.QuorumId(3), m.Step(5), 2, (MEMBER,))
+HEAL = m.Heal(m.HealId(9), m.Step(5), (MEMBER,))
 KEYS = {"outgoing": bytes(range(32)), "incoming": bytes(range(32, 64))}
 
 
@@ -72,7 +49,7 @@ class Kept:
     address: str = "h:2"
     calls: list[tuple[object, ...]] = field(default_factory=list[tuple[object, ...]])
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: m.Stripe) -> None:
         self.calls.append(("pin", heal_id, step, log_only, stripe))
 
     def release(self, heal_id: int) -> None:
@@ -115,39 +92,39 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.mark.parametrize(
     "directive",
     [
-        Attempt(QUORUM, Step(5)),
-        Apply(QuorumId(3), Step(5)),
-        HealFrom(HEAL),
-        Replay(HEAL, Step(6), Step(8)),
-        TakeDigest(Step(4)),
-        TakeDigest(Step(0)),
-        ReadCheckpoint(),
-        Over(Step(0)),
-        Fail(Failure(FailureKind.DIVERGED, "the states differ")),
+        r.Attempt(QUORUM, m.Step(5)),
+        r.Apply(m.QuorumId(3), m.Step(5)),
+        r.HealFrom(HEAL),
+        r.Replay(HEAL, m.Step(6), m.Step(8)),
+        r.TakeDigest(m.Step(4)),
+        r.TakeDigest(m.Step(0)),
+        r.ReadCheckpoint(),
+        r.Over(m.Step(0)),
+        r.Fail(r.Failure(r.FailureKind.DIVERGED, "the states differ")),
     ],
 )
-def test_a_directive_arrives_as_it_was_sent(directive: Directive) -> None:
+def test_a_directive_arrives_as_it_was_sent(directive: r.Directive) -> None:
     assert decode(encode(directive)) == directive
 
 
 def test_a_wait_is_not_sent() -> None:
     with pytest.raises(AssertionError, match="not for the training thread"):
-        encode(Wait("nothing"))
+        encode(r.Wait("nothing"))
 
 
 def test_an_unknown_directive_is_refused() -> None:
-    message = encode(Fail(Failure(FailureKind.DIVERGED, "")))
+    message = encode(r.Fail(r.Failure(r.FailureKind.DIVERGED, "")))
     message.fail.kind = "MOON"
     with pytest.raises(WireError, match="unknown kind 'MOON'"):
         decode(message)
 
 
 def test_an_order_that_cannot_be_decoded_is_the_error_of_the_training_thread(pair: Pair) -> None:
-    pair.leader.direct(TakeDigest(Step(1)))
-    message = pb.LeaderMessage(directive=encode(Fail(Failure(FailureKind.DIVERGED, ""))))
+    pair.leader.direct(r.TakeDigest(m.Step(1)))
+    message = pb.LeaderMessage(directive=encode(r.Fail(r.Failure(r.FailureKind.DIVERGED, ""))))
     message.directive.fail.kind = "MOON"
     pair.leader._send(message)
-    assert pair.follower.wait(0) == (1, TakeDigest(Step(1)))
+    assert pair.follower.wait(0) == (1, r.TakeDigest(m.Step(1)))
     with pytest.raises(WireError, match="unknown kind 'MOON'"):
         pair.follower.wait(1)
 
@@ -180,10 +157,10 @@ def test_a_rank_that_tells_no_address_is_named() -> None:
 
 
 def test_directives_and_decisions_come_in_order(pair: Pair) -> None:
-    pair.leader.direct(TakeDigest(Step(1)))
+    pair.leader.direct(r.TakeDigest(m.Step(1)))
     assert pair.leader.decide("go on", value=True)
     assert not pair.leader.decide("go on", value=False)
-    assert pair.follower.wait(0) == (1, TakeDigest(Step(1)))
+    assert pair.follower.wait(0) == (1, r.TakeDigest(m.Step(1)))
     assert [pair.follower.decide("go on", value=True) for _ in range(2)] == [True, False]
 
 
@@ -262,8 +239,8 @@ def test_rank_0_says_where_it_stands_while_another_rank_waits_for_it_in_the_step
         text = logged(caplog)[0]
         assert text.startswith("[jaxft a] rank 0 has been outside of the step for ")
         assert ", and rank 1 has waited for it in the step for 0 s. Its program stands at " in text
-        pair.leader.direct(TakeDigest(Step(4)))
-        assert waiting.result()[1] == TakeDigest(Step(4))
+        pair.leader.direct(r.TakeDigest(m.Step(4)))
+        assert waiting.result()[1] == r.TakeDigest(m.Step(4))
 
 
 @pytest.mark.usefixtures("soon")
@@ -273,7 +250,7 @@ def test_a_rank_says_nothing_while_both_are_in_the_step_or_rank_0_has_left(
     with ThreadPoolExecutor(1) as pool, pair.leader.in_step(now=True):
         waiting = pool.submit(pair.follower.wait, 0)
         beats_pass(pair)
-        pair.leader.direct(TakeDigest(Step(4)))
+        pair.leader.direct(r.TakeDigest(m.Step(4)))
         waiting.result()
     pair.leader.left()
     patience.until(lambda: pair.follower._core.orders, "the order")
@@ -306,7 +283,7 @@ def test_a_rank_that_ends_before_it_has_written_ends_the_save(pair: Pair) -> Non
 
 
 @pytest.mark.parametrize(
-    "settled", [Settled(done=True), Settled(Failure(FailureKind.DIVERGED, "halted")), Settled()]
+    "settled", [Settled(done=True), Settled(r.Failure(r.FailureKind.DIVERGED, "halted")), Settled()]
 )
 def test_a_rank_that_has_raised_learns_what_became_of_the_step(pair: Pair, settled: Settled) -> None:
     heard: list[tuple[object, ...]] = []
@@ -316,8 +293,8 @@ def test_a_rank_that_has_raised_learns_what_became_of_the_step(pair: Pair, settl
         return settled
 
     pair.leader.on_raised = on_raised
-    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == settled
-    assert pair.follower.report_raised(Step(6), "KeyError", None, timeout_s=patience.FAR_S) == settled
+    assert pair.follower.report_raised(m.Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == settled
+    assert pair.follower.report_raised(m.Step(6), "KeyError", None, timeout_s=patience.FAR_S) == settled
     assert heard == [(5, "OSError: gone (in rank 1)", 2), (6, "KeyError (in rank 1)", None)]
 
 
@@ -328,7 +305,7 @@ def test_a_rank_that_has_raised_gets_an_answer_although_the_report_fails(
         raise RuntimeError("a bug")
 
     pair.leader.on_raised = on_raised
-    assert pair.follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled()
+    assert pair.follower.report_raised(m.Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled()
     assert "could not report the error of rank 1" in caplog.text
 
 
@@ -339,7 +316,9 @@ def test_a_moment_without_room_for_a_thread_is_waited_out(monkeypatch: pytest.Mo
     leader.start()
     leader.on_raised = lambda *_: Settled(done=True)
     follower = follower_on(Connection.plain(ends[1]), Kept())
-    assert follower.report_raised(Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled(done=True)
+    assert follower.report_raised(m.Step(5), "OSError: gone", 2, timeout_s=patience.FAR_S) == Settled(
+        done=True
+    )
     assert refused == {"jaxft-rank-0", "jaxft-rank-1", "jaxft-raised-1"}
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(leader.close)
@@ -433,11 +412,11 @@ def test_the_leader_stops_the_others_also_when_it_has_its_own_part(pair: Pair) -
 
 
 def test_pins_overtake_what_the_training_thread_does(pair: Pair) -> None:
-    pair.leader.pin(4, 7, log_only=True, stripe=Stripe(1, 3))
+    pair.leader.pin(4, 7, log_only=True, stripe=m.Stripe(1, 3))
     pair.leader.release(4)
     pair.leader.all_computed(3, 5)
     patience.until(lambda: pair.follower.all_computed == (3, 5), "the message")
-    assert pair.kept.calls == [("pin", 4, 7, True, Stripe(1, 3)), ("release", 4)]
+    assert pair.kept.calls == [("pin", 4, 7, True, m.Stripe(1, 3)), ("release", 4)]
 
 
 def test_a_rank_whose_loop_ends_early_is_named(pair: Pair) -> None:
@@ -462,14 +441,14 @@ def test_a_leader_that_ends_early_is_named(pair: Pair) -> None:
 
 
 def test_the_last_digests_are_taken_by_all_until_the_group_has_left(pair: Pair) -> None:
-    pair.leader.direct(TakeDigest(Step(3)))
+    pair.leader.direct(r.TakeDigest(m.Step(3)))
     pair.leader.left()
     assert pair.follower.wait_until_left(0.0, None) == 3
     assert pair.follower.wait_until_left(0.0, None) is None
 
 
 def test_another_directive_after_the_end_of_the_loop_is_an_error(pair: Pair) -> None:
-    pair.leader.direct(Attempt(QUORUM, Step(5)))
+    pair.leader.direct(r.Attempt(QUORUM, m.Step(5)))
     with pytest.raises(SessionFailed, match="loop has ended, but rank 0 continues with Attempt"):
         pair.follower.wait_until_left(0.0, None)
 

@@ -17,10 +17,8 @@ from jaxft_protocol.replica.state import Applied, Event, Exchanged, Prepared
 import jaxft
 from jaxft._errors import ConfigurationError, JaxftError
 from jaxft._exchange import _spans
-from jaxft._exchange._grid_links import AnyLinks, MakePatience
-from jaxft._exchange._links import Links
+from jaxft._exchange._grid_links import MakePatience
 from jaxft._exchange._partials import Partials
-from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import Task
 from jaxft._heal._store import StateStore
 from jaxft._programs._build import Shared, cut_programs
@@ -471,31 +469,6 @@ def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
     assert 15.0 < waits_s[1] <= 15.0 + _attempt.STAGES_OF_PATIENCE * took_s
 
 
-def test_links_that_are_opened_for_a_later_exchange_wait_longer_too(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lanes without a leaf in the first exchange have no links before the second, for which peers still compute."""
-    waits_s: list[float] = []
-    opened = _attempt.open_links
-    group = staged(listener, shards=1)
-
-    def noted(*args: Any, patience: Patience, **kwargs: Any) -> AnyLinks:
-        waits_s.append(patience.timeout_s)
-        return opened(*args, patience=patience, **kwargs)
-
-    def alone(links: Links, task: Task, _shards: int, _patience: MakePatience) -> None:
-        assert group.attempts._links is not None
-        group.attempts._links._links.clear()
-        links.close()
-        task.partials.mean_into(task.result)
-
-    monkeypatch.setattr(_attempt, "open_links", noted)
-    monkeypatch.setattr(_spans, "exchange_over", alone)
-    group.attempt(quorum(1, 1, group_1=(0,)))
-    assert waits_s[0] == 7.5
-    assert waits_s[1] > 7.5
-
-
 def test_a_changed_mean_is_noticed_bit_by_bit() -> None:
     work = Work(5)
     nan, other = np.array([np.nan], np.float32), np.array([0.0], np.float32)
@@ -543,7 +516,7 @@ def test_a_call_of_another_step_does_not_replace_the_state(listener: Listener) -
     assert (prepared.total_shards, prepared.settings.get("shards")) == (2, None)
     assert prepared.weight == 1, "its device"
     assert prepared.digest == group.held.digest()
-    with pytest.raises(ConfigurationError, match=r"differs from the one .* in shards: '2' then, '3' now"):
+    with pytest.raises(ConfigurationError, match=r"differs from the step .* in shards: '2' then, '3' now"):
         group.joining.prepare(group.call._replace(shards=3), [jnp.ones(3)])
     assert group.held.leaves is given
     assert not group.held.made, "and there is nothing to save"

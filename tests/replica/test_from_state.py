@@ -1,6 +1,5 @@
 """Batches that are made of the state: of which, how often, and which are refused."""
 
-import functools
 from typing import Any
 
 import jax
@@ -155,19 +154,6 @@ def test_keys_in_the_state() -> None:
     assert found[0] == found[1]
 
 
-def test_a_numpy_state_is_not_changed_by_what_is_made_of_it() -> None:
-    def make(_step: int, _shard: int, state: Any) -> Any:
-        w = state["w"]
-        w += 1.0
-        return w
-
-    numbers = np.ones(2, np.float32)
-    step = jaxft.fault_tolerant(train_step, None, shards=1)
-    state, _ = step({"w": numbers}, FromState(make, pure=False))
-    assert numbers.tolist() == [1.0, 1.0]
-    assert state["w"].tolist() == [3.0, 3.0]
-
-
 def test_a_first_state_that_is_wrong_is_named_before_anything_is_made_of_it() -> None:
     def make(_step: int, _shard: int, _state: Any) -> Any:
         raise AssertionError("asked")
@@ -198,16 +184,6 @@ def test_one_that_differs_is_refused_and_nothing_has_changed() -> None:
     assert (step.step, float(state["w"])) == (0, 1.0)
     state, _ = step(state, FromState(make, pure=False))
     assert step.step == 1
-
-
-def test_one_that_donates_the_state_is_refused() -> None:
-    @functools.partial(jax.jit, donate_argnums=0)
-    def used(state: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf + 1.0, state)
-
-    step = jaxft.fault_tolerant(lambda state, batch: (state + jaxft.pmean(batch), {}), None)
-    with pytest.raises(ConfigurationError, match=r"has donated that state.*without donate_argnums"):
-        step(jnp.ones(3), FromState(lambda _step, _shard, state: used(state)))
 
 
 @pytest.mark.parametrize("make", [lambda _step, _shard: 0, lambda: 0, 7])

@@ -64,13 +64,13 @@ def fresh(rate: float = 0.5) -> dict[str, Any]:
     }
 
 
-def begun(manager: jaxft.Manager | None) -> tuple[Any, Any]:
+def begun(manager: jaxft.Manager | None = None) -> tuple[Any, Any]:
     step = jaxft.fault_tolerant(train_step, manager, shards=2)
     return step, step.join(fresh(), batch_for)
 
 
-def test_numbers_and_numpy_arrays_become_arrays(manager: jaxft.Manager | None) -> None:
-    step = jaxft.fault_tolerant(train_step, manager, shards=2)
+def test_numbers_and_numpy_arrays_become_arrays() -> None:
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
     state, _ = step(fresh(), batch_for)
     for _ in range(2):
         state, _ = step(state, batch_for)
@@ -79,7 +79,7 @@ def test_numbers_and_numpy_arrays_become_arrays(manager: jaxft.Manager | None) -
     assert state["host"].tolist() == [4.5, 4.5]
 
 
-def test_a_train_state_of_flax(manager: jaxft.Manager | None) -> None:
+def test_a_train_state_of_flax() -> None:
     def of_flax(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         grads = jax.grad(lambda params: jnp.mean((state.apply_fn(params, batch) - 1.0) ** 2))(state.params)
         return state.apply_gradients(grads=jaxft.pmean(grads)), {}
@@ -91,18 +91,11 @@ def test_a_train_state_of_flax(manager: jaxft.Manager | None) -> None:
     )
     assert state.step == 0
     assert isinstance(state.step, int)
-    step = jaxft.fault_tolerant(of_flax, manager, shards=2)
+    step = jaxft.fault_tolerant(of_flax, None, shards=2)
     for _ in range(2):
         state, _ = step(state, batch_for)
     assert int(state.step) == 2
     assert float(state.params["w"][0]) > 0.0
-
-
-def test_join_returns_arrays_and_takes_no_step(manager: jaxft.Manager | None) -> None:
-    step, state = begun(manager)
-    assert step.step == 0
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
-    assert int(state["n"]) == 0
 
 
 def test_a_state_that_was_changed_is_refused_and_the_leaf_is_named(manager: jaxft.Manager | None) -> None:
@@ -122,8 +115,8 @@ def test_a_state_that_was_changed_is_refused_and_the_leaf_is_named(manager: jaxf
     assert step.step == 2, "and nothing has happened"
 
 
-def test_an_equal_state_is_the_same(manager: jaxft.Manager | None) -> None:
-    step, state = begun(manager)
+def test_an_equal_state_is_the_same() -> None:
+    step, state = begun()
     state, _ = step(state, batch_for)
     state, _ = step(jax.tree.map(jnp.copy, state), batch_for)
     numpy = {name: leaf if name == "key" else np.asarray(leaf) for name, leaf in state.items()}
@@ -204,8 +197,8 @@ def test_an_edit_is_not_repeated_with_its_iteration(manager: jaxft.Manager | Non
     assert (int(state["n"]), float(state["rate"])) == (22, 0.25)
 
 
-def test_an_edit_that_raises_is_made_when_it_is_called_again(manager: jaxft.Manager | None) -> None:
-    step, state = begun(manager)
+def test_an_edit_that_raises_is_made_when_it_is_called_again() -> None:
+    step, state = begun()
 
     def fails(_state: dict[str, Any]) -> dict[str, Any]:
         raise OSError("no")
@@ -255,8 +248,8 @@ def test_ctrl_c_once_the_state_is_consumed_goes_on_with_the_new_one(
         (lambda state: state.update(w=[state["w"]]) or state, r"at \['w'\], a leaf became a list"),
     ],
 )
-def test_an_edit_keeps_types_and_structure(manager: jaxft.Manager | None, function: Any, text: str) -> None:
-    step, state = begun(manager)
+def test_an_edit_keeps_types_and_structure(function: Any, text: str) -> None:
+    step, state = begun()
     for _ in step.steps(1):
         with pytest.raises(jaxft.ConfigurationError, match=text):
             step.edit(state, function)
@@ -264,8 +257,8 @@ def test_an_edit_keeps_types_and_structure(manager: jaxft.Manager | None, functi
     assert int(state["n"]) == 1
 
 
-def test_an_edit_belongs_before_the_step_of_an_iteration(manager: jaxft.Manager | None) -> None:
-    step, state = begun(manager)
+def test_an_edit_belongs_before_the_step_of_an_iteration() -> None:
+    step, state = begun()
     refused = pytest.raises(
         jaxft.ConfigurationError, match="not at the beginning of an iteration over `steps`"
     )
@@ -297,11 +290,11 @@ def of_two_means(state: dict[str, Any], batch: Any) -> tuple[dict[str, Any], dic
         (train_step, 3, "in shards: '2' then, '3' now"),
     ],
 )
-def test_a_second_step_is_refused(manager: jaxft.Manager | None, second: Any, shards: int, text: str) -> None:
+def test_a_second_step_is_refused(second: Any, shards: int, text: str) -> None:
     """A group that joins could not replay both."""
-    step, state = begun(manager)
+    step, state = begun()
     state, _ = step(state, batch_for)
-    other = jaxft.fault_tolerant(second, manager, shards=shards)
+    other = jaxft.fault_tolerant(second, None, shards=shards)
     refused = rf"this step differs from the step that .*{text}.* A run has one training step"
     for _ in range(2):
         with pytest.raises(jaxft.ConfigurationError, match=refused):
@@ -310,19 +303,17 @@ def test_a_second_step_is_refused(manager: jaxft.Manager | None, second: Any, sh
     assert int(state["n"]) == 2
 
 
-def test_the_same_step_may_be_made_again(manager: jaxft.Manager | None) -> None:
+def test_the_same_step_may_be_made_again() -> None:
     """As in a notebook whose cell is run again."""
-    step, state = begun(manager)
+    step, state = begun()
     state, _ = step(state, batch_for)
-    again = jaxft.fault_tolerant(train_step, manager, shards=2)
+    again = jaxft.fault_tolerant(train_step, None, shards=2)
     state, _ = again(state, batch_for)
     assert int(state["n"]) == 2
 
 
-def test_a_state_that_is_the_whole_result_of_a_step_is_refused_with_what_to_write(
-    manager: jaxft.Manager | None,
-) -> None:
-    step, state = begun(manager)
+def test_a_state_that_is_the_whole_result_of_a_step_is_refused_with_what_to_write() -> None:
+    step, state = begun()
     result = step(state, batch_for)
     with pytest.raises(
         jaxft.ConfigurationError, match=r"whole result of the step: write `state, metrics = step"
@@ -332,10 +323,8 @@ def test_a_state_that_is_the_whole_result_of_a_step_is_refused_with_what_to_writ
     assert int(state["n"]) == 2
 
 
-def test_a_loop_over_steps_that_calls_the_step_twice_is_refused_before_it_passes_its_total(
-    manager: jaxft.Manager | None,
-) -> None:
-    step, state = begun(manager)
+def test_a_loop_over_steps_that_calls_the_step_twice_is_refused_before_it_passes_its_total() -> None:
+    step, state = begun()
     loop = step.steps(3)
     next(loop)
     state, _ = step(state, batch_for)

@@ -125,25 +125,11 @@ def test_a_group_that_has_taken_a_step_does_not_rehearse(monkeypatch: pytest.Mon
     assert np.all(result == 3.0), "it is left as it was"
 
 
-def test_a_batch_that_was_never_asked_for_is_not_asked_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint may be of the end of the data."""
-    joiner = Joiner(monkeypatch)
-    joiner.held.step = STEP + 1
-    joiner.rehearse()
-    assert (joiner.asked, joiner.ran) == ([], [])
-
-
 def test_it_does_so_once_also_if_the_heal_fails_and_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     joiner = Joiner(monkeypatch)
     joiner.rehearse()
     joiner.rehearse()
     assert joiner.ran == ["compute"]
-
-
-def test_a_step_that_prints_does_not_print_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    joiner = Joiner(monkeypatch, prints=True)
-    joiner.rehearse()
-    assert (joiner.asked, joiner.ran) == ([], [])
 
 
 def test_an_error_of_the_batch_function_does_not_end_the_heal(

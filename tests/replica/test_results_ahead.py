@@ -175,18 +175,3 @@ def test_without_memory_the_thread_says_so_and_training_goes_on(
     assert "There is no memory for the results of one more step, 0.00 GB" in caplog.text
     donor.step()
     assert donor.held.step == 2
-
-
-def test_without_a_thread_training_goes_on(
-    donor: Donor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def cannot(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", cannot)
-    donor.store.pin(HEAL, 0)
-    with caplog.at_level(logging.WARNING, "jaxft"):
-        donor.step()
-        donor.step()
-    assert donor.held.step == 2
-    assert "since there is no other thread: can't start new thread" in caplog.text

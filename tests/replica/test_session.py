@@ -11,20 +11,8 @@ from typing import Any
 
 import pytest
 from jaxft_coordinator.shell import limits
+from jaxft_protocol import messages as m
 from jaxft_protocol import values
-from jaxft_protocol.messages import (
-    Commit,
-    GroupName,
-    HealId,
-    Incarnation,
-    Member,
-    NewQuorum,
-    QuorumId,
-    Release,
-    Step,
-    Stripe,
-    Waiting,
-)
 from jaxft_protocol.replica.state import Applied, Failure, FailureKind, Identity, LeaveNow, Prepared
 
 import jaxft
@@ -48,7 +36,7 @@ class Pins:
     def __init__(self, on_release: Callable[[], None] = lambda: None) -> None:
         self._on_release = on_release
 
-    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: Stripe) -> None:
+    def pin(self, heal_id: int, step: int, *, log_only: bool, stripe: m.Stripe) -> None:
         pass
 
     def release(self, _heal_id: int) -> None:
@@ -69,7 +57,7 @@ def session_with(
     failure_timeout_s: float = 600.0,
 ) -> Iterator[Session]:
     address = f"localhost:{coordinator.port}"
-    identity = Identity("job", GroupName("g"), Incarnation(7), "g:1", address)
+    identity = Identity("job", m.GroupName("g"), m.Incarnation(7), "g:1", address)
     session = Session(
         identity,
         Pins(on_release),
@@ -84,7 +72,7 @@ def session_with(
         patience.call(session.close)
 
 
-RELEASE = Release(HealId(1))
+RELEASE = m.Release(m.HealId(1))
 
 # The calls in which the training thread may wait when the session ends.
 WAITS: dict[str, Callable[[Session], object]] = {
@@ -108,7 +96,7 @@ def computed_nonsense(session: Session) -> None:
 
 
 def says_what_cannot_be_written(session: Session) -> None:
-    session.mailbox.post(Prepared(Step(0), 0xD1, {"shards": 3}))  # pyright: ignore[reportArgumentType]
+    session.mailbox.post(Prepared(m.Step(0), 0xD1, {"shards": 3}))  # pyright: ignore[reportArgumentType]
 
 
 def posts_nonsense(session: Session) -> None:
@@ -188,7 +176,7 @@ def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled
     coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     with session_with(coordinator) as session:
-        coordinator.say(Commit(QuorumId(1), Step(0)))
+        coordinator.say(m.Commit(m.QuorumId(1), m.Step(0)))
         patience.until(lambda: coordinator.opened > 1, "another stream")
         assert not session.mailbox.is_over
     (record,) = [each for each in caplog.records if "ends the stream" in each.message]
@@ -198,7 +186,7 @@ def test_what_the_coordinator_may_not_say_ends_the_stream_and_another_is_dialled
 
 def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coordinator) -> None:
     with session_with(coordinator) as session:
-        session.mailbox.post(Applied(Step(1)))
+        session.mailbox.post(Applied(m.Step(1)))
         with pytest.raises(SessionFailed, match="Applied failed with IllegalEvent: Applied is illegal while"):
             patience.call(lambda: session.mailbox.wait(-1))
 
@@ -206,13 +194,13 @@ def test_what_the_training_thread_may_not_do_ends_the_session(coordinator: Coord
 def test_the_largest_quorum_arrives(coordinator: Coordinator) -> None:
     """Of as many groups as a coordinator serves, with the longest addresses."""
     members = tuple(
-        Member(GroupName(f"g-{number}"), Incarnation(7), "a" * limits.MAX_ADDRESS_LENGTH, (number,))
+        m.Member(m.GroupName(f"g-{number}"), m.Incarnation(7), "a" * limits.MAX_ADDRESS_LENGTH, (number,))
         for number in range(limits.MAX_GROUPS_PER_JOB)
     )
     coordinator.heartbeat_interval_ms = 60_000  # a busy machine may take long to encode and to parse it
     with session_with(coordinator) as session:
-        session.mailbox.post(Prepared(Step(0), 0xD1))
-        coordinator.say(NewQuorum(QuorumId(1), Step(0), len(members), members))
+        session.mailbox.post(Prepared(m.Step(0), 0xD1))
+        coordinator.say(m.NewQuorum(m.QuorumId(1), m.Step(0), len(members), members))
         patience.until(lambda: session.mailbox.quorum is not None or coordinator.opened > 1, "the quorum")
         assert session.mailbox.quorum is not None
         assert session.mailbox.quorum.members == members
@@ -296,7 +284,7 @@ def test_a_long_wait_says_for_whom(
     coordinator.silent = False
     for wait in WAITS.values():
         with session_with(coordinator) as session:
-            coordinator.say(Waiting("more groups"))
+            coordinator.say(m.Waiting("more groups"))
             caplog.clear()
             waiting = until_it_says("s for more groups", lambda: wait(session), caplog)  # noqa: B023
         patience.join(waiting)
@@ -305,16 +293,16 @@ def test_a_long_wait_says_for_whom(
 def test_a_group_is_stranded_once_it_has_waited_for_a_while_and_while_no_donor_is_there(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinator.frontier_step = Step(9)
+    coordinator.frontier_step = m.Step(9)
     with session_with(coordinator) as session:
-        session.mailbox.post(Prepared(Step(0), 0xD1))
+        session.mailbox.post(Prepared(m.Step(0), 0xD1))
         monkeypatch.setattr(values, "SLOW_WAIT_S", 0.05)
         patience.until(lambda: session.mailbox.stranded, "nothing that holds the state")
         monkeypatch.setattr(values, "SLOW_WAIT_S", 3600.0)
         assert not session.mailbox.stranded
         monkeypatch.setattr(values, "SLOW_WAIT_S", 0.0)
         assert session.mailbox.stranded
-        coordinator.say(Waiting("a donor", held=True))
+        coordinator.say(m.Waiting("a donor", held=True))
         patience.until(lambda: not session.mailbox.stranded, "the donor")
 
 
