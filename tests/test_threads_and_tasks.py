@@ -69,7 +69,7 @@ KNOWN = {
     (
         "coordinator/jaxft_coordinator/shell/_leading.py",
         "Leading._until_lost",
-    ): "tests/coordinator/test_jobs.py",
+    ): "tests/stores/test_etcd_leaders.py",
     (
         "coordinator/jaxft_coordinator/shell/_server.py",
         "Server.start",
@@ -88,7 +88,7 @@ KNOWN = {
     ): "tests/coordinator/test_failing_parts.py",
     (
         "coordinator/jaxft_coordinator/http/_app.py",
-        "make_app.metrics",
+        "_Answers.metrics",
     ): "its result is awaited at once",
     (
         "coordinator/jaxft_coordinator/http/_door.py",
