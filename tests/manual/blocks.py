@@ -227,7 +227,14 @@ def _check_pip(words: list[str]) -> None:
                 raise Wrong(f"{project['name']} has no extra {extra}")
 
 
+def _check_pytest(words: list[str]) -> None:
+    for path in (word for word in words if word.startswith("tests")):
+        if not (ROOT / path).exists():
+            raise Wrong(f"there are no tests {path}")
+
+
 _CHECKS: dict[str, Callable[[list[str]], None]] = {
+    ".venv/bin/pytest": _check_pytest,
     "make": _check_make,
     "pip": _check_pip,
     "uv": _check_pip,

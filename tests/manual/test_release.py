@@ -17,6 +17,7 @@ from tests.manual.fresh import UV, fresh_environment, needs_uv, run
 
 ROOT = Path(__file__).parents[2]
 RELEASE = "7.8.9rc1"
+DISTRIBUTIONS = ("jaxft", "jaxft_coordinator", "jaxft_launch", "jaxft_protocol")
 DAY = datetime.date(2027, 1, 31)
 
 
@@ -44,10 +45,8 @@ def test_all_distributions_have_one_version() -> None:
 
 def open_entry(clone: Path) -> None:
     """Begin the changelog with an entry for RELEASE."""
-    changelog = clone / "CHANGELOG.md"
-    changelog.write_text(
-        changelog.read_text().replace("## ", f"## {RELEASE} (unreleased)\n\n- new\n\n## ", 1)
-    )
+    text = (clone / "CHANGELOG.md").read_text()
+    (clone / "CHANGELOG.md").write_text(text.replace("## ", f"## {RELEASE} (unreleased)\n\n- new\n\n## ", 1))
 
 
 def test_a_release_writes_its_version_everywhere(clone: Path) -> None:
@@ -82,10 +81,8 @@ def test_a_release_that_cannot_be_made_changes_nothing(clone: Path, version: str
     assert before == {path: path.read_bytes() for path in clone.rglob("*") if path.is_file()}
 
 
-@pytest.fixture
-def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the working tree in which `make release` has run, in a new environment."""
-    clone = tmp_path_factory.mktemp("release") / "a clone"
+def released(clone: Path) -> Path:
+    """Run `make release` in a copy of the working tree, with a new environment; return what it has built."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for file in filter(None, listed.split("\0")):
         if (ROOT / file).is_file():  # not deleted in the working tree
@@ -96,10 +93,10 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for program in ("uv", "helm"):
         (clone / ".venv" / "bin" / program).symlink_to(UV.parent / program)
     (clone / ".venv" / ".installed").touch()  # nothing else of `make setup` is needed
-    said = run("make", "release", f"VERSION={RELEASE}", cwd=clone)
-    assert said.count("PASSED") == 8, said
-    assert f"{RELEASE} is in dist/{RELEASE}. Left to do:" in said
-    return clone
+    output = run("make", "release", f"VERSION={RELEASE}", cwd=clone)
+    assert output.count("PASSED") == 2 * len(DISTRIBUTIONS), output
+    assert f"{RELEASE} is in dist/{RELEASE}. Left to do:" in output
+    return clone / "dist" / RELEASE
 
 
 @pytest.mark.long
@@ -107,15 +104,14 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_helm
 @needs_uv
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a clone")
-def test_make_release_builds_what_installs(released: Path, tmp_path: Path) -> None:
-    assert stale(released) == []
+def test_make_release_builds_what_installs(tmp_path: Path) -> None:
+    built = released(tmp_path / "a clone")
+    assert stale(tmp_path / "a clone") == []
     assert "jaxft/_version.py" in stale(ROOT)
-    built = released / "dist" / RELEASE
     names = {path.name for path in built.iterdir() if not path.name.startswith(".")}
-    for project in ("jaxft", "jaxft_coordinator", "jaxft_launch", "jaxft_protocol"):
-        names.remove(f"{project}-{RELEASE}.tar.gz")
+    for project in DISTRIBUTIONS:
         [wheel] = [name for name in names if name.startswith(f"{project}-{RELEASE}-py3-none-")]
-        names.remove(wheel)
+        names -= {f"{project}-{RELEASE}.tar.gz", wheel}
         with tarfile.open(built / f"{project}-{RELEASE}.tar.gz") as archive:
             file = archive.extractfile(f"{project}-{RELEASE}/PKG-INFO")
             assert file is not None
@@ -126,8 +122,8 @@ def test_make_release_builds_what_installs(released: Path, tmp_path: Path) -> No
         assert needs or project == "jaxft_protocol"
     assert names == {"jaxft-coordinator-7.8.9-rc.1.tgz", "jaxft-job-7.8.9-rc.1.tgz"}
     programs = fresh_environment(tmp_path, built, f"jaxft-coordinator=={RELEASE}")
-    said = run("jaxft-coordinator", "--version", cwd=tmp_path, programs=programs)
-    assert said == f"jaxft-coordinator {RELEASE}\n"
+    version = run("jaxft-coordinator", "--version", cwd=tmp_path, programs=programs)
+    assert version == f"jaxft-coordinator {RELEASE}\n"
     listed = run(UV, "pip", "freeze", "--python", programs / "python").split()
     assert f"jaxft-protocol=={RELEASE}" in listed
     assert not [each for each in listed if each.startswith(("jax==", "numpy", "jaxft=="))]
@@ -136,21 +132,10 @@ def test_make_release_builds_what_installs(released: Path, tmp_path: Path) -> No
 def stale(released: Path) -> list[str]:
     """The files that still name another version of ours."""
     of_ours = re.compile(
-        rf"(?:jaxft[\w-]*(?:==|[:-])|[vV]ersion: \"?|__version__ = \"){re.escape(__version__)}\b"
+        rf"(?:jaxft[\w-]*(?:==|[:-])|version: \"?|__version__ = \"){re.escape(__version__)}\b", re.I
     )
-    return [
-        str(path.relative_to(released))
-        for room in (
-            "*",
-            "docs/*",
-            "deploy/**/*",
-            "coordinator/**/*",
-            "launcher/**/*",
-            "protocol/**/*",
-            "jaxft/*",
-        )
-        for path in sorted(released.glob(room))
-        if path.suffix in {".md", ".py", ".toml", ".yaml", ".Dockerfile", ".sbatch"}
-        and path.name != "CHANGELOG.md"
-        and of_ours.search(path.read_text())
-    ]
+    rooms = ("*", "docs/*", "deploy/**/*", "coordinator/**/*", "launcher/**/*", "protocol/**/*", "jaxft/*")
+    paths = [path for room in rooms for path in sorted(released.glob(room)) if path.name != "CHANGELOG.md"]
+    kinds = {".md", ".py", ".toml", ".yaml", ".Dockerfile", ".sbatch"}
+    found = [path for path in paths if path.suffix in kinds and of_ours.search(path.read_text())]
+    return [str(path.relative_to(released)) for path in found]
