@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -40,43 +41,38 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@dataclass
 class Running:
-    """A program that runs in a folder, with its output."""
+    process: "subprocess.Popen[bytes]"
+    log: Path
 
-    def __init__(self, words: list[str], folder: Path, programs: Path, **own: str) -> None:
-        self._log = folder / f"{len([*folder.glob('*.out')])}.out"
-        with self._log.open("wb") as output:
-            environment = {**variables(programs), **own}
-            self.process = subprocess.Popen(words, cwd=folder, env=environment, stdout=output, stderr=output)
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text()
-
-    def prints(self, text: str) -> re.Match[str]:
+    def prints(self, pattern: str) -> re.Match[str]:
         def found() -> re.Match[str] | None:
             ended = self.process.poll() is not None
-            match = re.search(text, self.output)
-            assert match or not ended, f"{text}: {self.output}"
+            match = re.search(pattern, self.log.read_text())
+            assert match or not ended, f"{pattern}: {self.log.read_text()}"
             return match
 
-        match = patience.until(found, text, limit_s=120.0, context=lambda: self.output)
+        match = patience.until(found, pattern, limit_s=120.0, context=self.log.read_text)
         assert match is not None
         return match
 
     def ended(self) -> str:
-        assert patience.wait(self.process, limit_s=120.0) == 0, self.output
-        return self.output
+        assert patience.wait(self.process, limit_s=120.0) == 0, self.log.read_text()
+        return self.log.read_text()
 
 
 @contextlib.contextmanager
 def started(words: list[str], folder: Path, programs: Path, **own: str) -> Iterator[Running]:
-    running = Running(words, folder, programs, **own)
+    log = folder / f"{len([*folder.glob('*.out')])}.out"
+    environment = {**variables(programs), **own}
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=output, stderr=output)
     try:
-        yield running
+        yield Running(process, log)
     finally:
-        running.process.terminate()  # a launcher ends its groups
-        patience.wait(running.process)
+        process.terminate()  # a launcher ends its groups
+        patience.wait(process)
 
 
 def killed_once(words: list[str], folder: Path, programs: Path, begun: str) -> str:
