@@ -326,6 +326,21 @@ def scores_held_out_samples_in_some_steps(text: str) -> None:
         np.testing.assert_allclose(metrics["score"], expected, rtol=1e-5)
 
 
+@stage("performance.md", "quantize=")
+def quantises_all_but_embeddings(text: str) -> None:
+    def train_step(state: Any, batch: Any) -> tuple[Any, Any]:
+        return ran(text, grads=jax.tree.map(lambda leaf: leaf * batch, state)).grads, {}
+
+    rows = np.random.default_rng(0).standard_normal((256, 256), np.float32)
+    step = jaxft.fault_tolerant(train_step, None, shards=2)
+    after, _ = step(
+        {"embed": jnp.asarray(rows), "dense": jnp.asarray(rows)}, lambda _, shard: np.float32(shard)
+    )
+    np.testing.assert_array_equal(after["embed"], rows / 2)
+    np.testing.assert_allclose(after["dense"], rows / 2, atol=np.abs(rows).max() / 127)
+    assert np.any(after["dense"] != rows / 2)
+
+
 @stage("porting.md", "def pmax(tree, shards)")
 def takes_the_maximum_over_shards(text: str) -> None:
     pmax = ran(text).pmax
