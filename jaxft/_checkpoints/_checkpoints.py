@@ -206,7 +206,7 @@ class Checkpoints:
         damaged step replaces it. Unfinished checkpoints are ignored.
 
         Args:
-            like: a state with the wanted structure, shapes, dtypes and shardings, or as types (`jax.ShapeDtypeStruct`).
+            like: a state with the wanted structure, shapes, dtypes and shardings, or types (`jax.ShapeDtypeStruct`).
                 Its arrays are given up as the new ones are placed. The shardings may differ from those of the saved
                 state, and so may the order of the leaves and what has no leaves.
             job: the job's name.
