@@ -68,7 +68,7 @@ def disturbed(steps: int = 10) -> RunRecord:
 
 
 def with_step(of: History, step: int, **changes: Any) -> History:
-    """The history with one of its events changed."""
+    """The history with a changed event."""
     events = (replace(event, **changes) if event.step == step else event for event in of.steps)
     return replace(of, steps=tuple(events))
 

@@ -73,7 +73,7 @@ class FakeJob:
     def kept_steps(self) -> int:
         if not self.folder:
             return 2 * max(0, self.launches - self.launched)
-        # One that is killed at once never connects.
+        # A group that is killed at once never connects.
         pipes = Path(self.folder).glob("*.orders")
         return 10 * max(0, self.launches - len(list(pipes)))
 
@@ -127,7 +127,7 @@ def step_fields(step: int, shards: list[int], job: FakeJob, *, attempts: int, lo
 
 
 def read_hello(connection: socket.socket) -> dict[str, Any] | None:
-    """Return what a group says first. None: it was killed between its connect and that."""
+    """Return a group's first message. None: it was killed between its connect and that."""
     try:
         line = connection.makefile().readline()
     except OSError:

@@ -84,7 +84,7 @@ def test_an_error_is_one_text_on_stderr_and_so_is_an_interrupt(
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "text"),
     [
         ("train.py", "'train.py' is no command. Use `python train.py`."),
         ("./a b.py", "'./a b.py' is no command. Use `python './a b.py'`."),
@@ -96,7 +96,7 @@ def test_an_error_is_one_text_on_stderr_and_so_is_an_interrupt(
     ],
 )
 def test_what_cannot_be_run_is_told_how(
-    word: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    word: str | None, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("train.py", "a b.py", "run.sh"):
         (tmp_path / name).touch(0o644)
@@ -105,7 +105,7 @@ def test_what_cannot_be_run_is_told_how(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError) as caught:
         check_command(() if word is None else (word,), command="jaxft launch")
-    assert str(caught.value) == said
+    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("words", ["python3 -uB", "python -u /dev/stdin 3", "python"])

@@ -132,16 +132,6 @@ def test_a_hang_is_ordered_and_lasts_from_where_the_victim_began(scene: Scene) -
     assert fault.seconds >= 0.2
 
 
-def test_a_hang_that_never_begins_is_given_up_and_not_counted(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jaxft_launch.storm._harms.HANG_BEGINS_S", 0.1)
-    hang = Hang(Victim("group-1", "vote", kind=FaultKind.HANG, seconds=5.0), 0, scene.job, scene.display)
-    scene.until_over(hang)
-    until(lambda: "hang vote 0\n" in scene.job.current("group-1").child.log.read_text())
-    assert not scene.job.faults
-
-
 @pytest.mark.parametrize(
     ("how", "other", "cut"),
     [

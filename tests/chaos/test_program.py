@@ -23,7 +23,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the bits do not matter, groups share what the first one compiled."""
+    """Where the bits do not matter, groups share the first group's compiled programs."""
     for name, value in compiled_environment().items():
         monkeypatch.setenv(name, value)
 
@@ -78,15 +78,15 @@ def test_a_program_that_is_not_deterministic_is_told_apart(capsys: pytest.Captur
 @pytest.mark.long
 @pytest.mark.usefixtures("_compiled_once")
 @pytest.mark.parametrize(
-    ("oddity", "error", "said"),
+    ("oddity", "error", "output"),
     [
         ("crash", "fails without a storm: .* failed with exit status 1", "fails on purpose"),
         ("members", "fails without a storm", "needs a fixed number of shards: pass shards=..."),
     ],
 )
 def test_a_program_that_cannot_be_compared_is_an_error(
-    oddity: str, error: str, said: str, capsys: pytest.CaptureFixture[str]
+    oddity: str, error: str, output: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(LaunchError, match=error):
         chaos("5", oddity)
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert output in " ".join(capsys.readouterr().out.split())

@@ -48,8 +48,8 @@ def commit(job: Job, step: int) -> None:
 
 
 def storm_of(victim: Victim) -> tuple[Storm, io.StringIO]:
-    told = io.StringIO()
-    return Storm(Display(told, name="test"), [Strike(1, (victim,))]), told
+    lines = io.StringIO()
+    return Storm(Display(lines, name="test"), [Strike(1, (victim,))]), lines
 
 
 def until(storm: Storm, job: Job, condition: Callable[[], Any], what: str) -> None:
@@ -65,7 +65,7 @@ def until(storm: Storm, job: Job, condition: Callable[[], Any], what: str) -> No
 def test_a_killed_rank_takes_its_group_with_it_which_is_started_again(job: Job) -> None:
     rank = 1
     victim, other = job.current("group-1"), job.current("group-0")
-    storm, told = storm_of(Victim("group-1", "vote", rank=rank))
+    storm, lines = storm_of(Victim("group-1", "vote", rank=rank))
     until(storm, job, lambda: job.kills, "the kill")
     (kill,) = job.kills
     assert (kill.group, kill.rank, kill.incarnation) == ("group-1", rank, 0)
@@ -73,18 +73,18 @@ def test_a_killed_rank_takes_its_group_with_it_which_is_started_again(job: Job) 
     until(storm, job, lambda: job.current("group-1").number == 1, "the restart")
     assert len(job.current("group-1").ranks) == 2
     assert not other.over
-    assert f"kill 1: group-1 rank {rank} (pid {victim.ranks[rank].child.pid})" in told.getvalue()
+    assert f"kill 1: group-1 rank {rank} (pid {victim.ranks[rank].child.pid})" in lines.getvalue()
 
 
 def test_a_group_that_ends_because_a_rank_is_stopped_is_started_again(job: Job) -> None:
-    storm, told = storm_of(Victim("group-1", "any", kind=FaultKind.STOP, seconds=3600.0, rank=1))
+    storm, lines = storm_of(Victim("group-1", "any", kind=FaultKind.STOP, seconds=3600.0, rank=1))
     until(storm, job, lambda: job.current("group-1").frozen, "the stop")
     job.current("group-1").ranks[0].child.order("exit 75")  # as after a silence of the other
     until(storm, job, lambda: job.current("group-1").number == 1, "the restart")
     (fault,) = job.faults
     assert (fault.kind, fault.group, fault.rank) == ("stop", "group-1", 1)
-    assert "stop: group-1 rank 1 for" in told.getvalue()
-    assert "group-1 has ended, because a rank was silent" in told.getvalue()
+    assert "stop: group-1 rank 1 for" in lines.getvalue()
+    assert "group-1 has ended, because a rank was silent" in lines.getvalue()
 
 
 @pytest.mark.parametrize(

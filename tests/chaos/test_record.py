@@ -48,7 +48,7 @@ def test_who_is_killed_or_comes_before_it_could_commit_again_is_no_survivor() ->
 
 
 def test_the_victim_is_back_with_its_first_contribution() -> None:
-    """Not with the event of catching up, nor with a step without a shard, nor with one of its former life."""
+    """Not with the event of catching up, nor with a step without a shard, nor with a step of its former life."""
     *_, again, last = histories = disturbed().histories
     assert back_s(KILL, histories) == 2.75
     for changes in ({"attempts": 0}, {"shards": ()}):

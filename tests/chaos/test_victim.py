@@ -71,16 +71,6 @@ def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> N
     assert word.first_t_s <= word.t_s <= word.dies_t_s
 
 
-def test_without_an_order_it_runs_to_its_end(tmp_path: Path) -> None:
-    with victim(tmp_path, steps=2) as process:
-        assert process.stdout is not None
-        text = process.stdout.read().decode()  # its pipe stays open: the test does not wait for its end
-        assert patience.wait(process) == 0, text
-    assert text == ""
-    word = word_of(tmp_path)
-    assert (word.phase, word.step, word.dies_t_s) == ("apply", 1, None)
-
-
 def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
     file = words_beside(tmp_path / "events.jsonl")
     with victim(tmp_path, steps=10**6) as process:
@@ -94,6 +84,6 @@ def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
 def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Path) -> None:
     with victim(tmp_path, steps=10**6) as process:
         order(tmp_path, b"die vote soon\n")
-        said, _ = patience.communicate(process)
+        output, _ = patience.communicate(process)
     assert process.returncode == os.EX_SOFTWARE
-    assert b"Traceback" in said
+    assert b"Traceback" in output

@@ -195,7 +195,7 @@ def test_steps_are_not_stretched_once_all_victims_are_back(tmp_path: Path, *, to
     assert job.kills
     until_again(job, "group-1")
     storm.strike(job)
-    assert child(job, "group-1").orders[0].startswith("pace ")  # what the others have
+    assert child(job, "group-1").orders[0].startswith("pace ")  # the same as the others
     assert (pace_s(7, *GROUPS) > 0) == to_the_end
 
 

@@ -25,7 +25,7 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """Devices with a count of errors (negative: not told) and reasons for low clocks; `lost` ones do not answer."""
+    """Devices with a count of errors (negative: unknown) and reasons for low clocks; `lost` ones do not answer."""
 
     NVMLError = NVMLError
     NVML_ERROR_GPU_IS_LOST = 15
@@ -194,9 +194,9 @@ def test_the_disk_is_that_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFi
     stat = os.statvfs(tmp_path)
     free_gb = stat.f_bavail * stat.f_frsize / 1e9
     assert run_check(["disk", str(tmp_path), "--warning-gb", f"{free_gb + 100}"]) == WARNING
-    said = re.fullmatch(r"WARNING - (\S+) GB are free on the disk of .*\n", capsys.readouterr().out)
-    assert said is not None
-    assert float(said[1]) == pytest.approx(free_gb, rel=0.2, abs=1.0)
+    match = re.fullmatch(r"WARNING - (\S+) GB are free on the disk of .*\n", capsys.readouterr().out)
+    assert match is not None
+    assert float(match[1]) == pytest.approx(free_gb, rel=0.2, abs=1.0)
     level, text = CheckDisk(folder=tmp_path / "gone").read()
     assert (level, "cannot be asked" in text) == (UNKNOWN, True)
 

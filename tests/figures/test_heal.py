@@ -57,12 +57,6 @@ def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatc
     assert notes == []
 
 
-def test_what_does_not_fit_in_memory_is_left_out():
-    rows, notes = heal.run(heal.Options(megabytes=(1e9,), capped_donors=0))
-    assert rows == []
-    assert "1e+09 MB is left out" in notes[0]
-
-
 def test_a_way_that_moves_something_else_is_no_figure():
     ways = {"good": lambda: {"sums": [1], "seconds": 1.0}, "bad": lambda: {"sums": [2], "seconds": 1.0}}
     with pytest.raises(heal.WrongState, match="bad moved other values"):

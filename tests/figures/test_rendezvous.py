@@ -19,14 +19,3 @@ def test_every_size_has_its_figures(monkeypatch: pytest.MonkeyPatch):
     assert named["2 groups"].goal.peer == 1.0
     assert (named["the coordinator with 3 groups: memory"].ours or 0) > 1
     assert any(note.startswith("p99 of 3 groups: ours ") for note in notes)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("flag", "without"), [("--state", "watched"), ("--http", "state")])
-def test_a_further_duty_is_measured_beside_none(flag: str, without: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_peer, "python", lambda: None)
-    monkeypatch.setattr(rendezvous, "_STATE_GROUPS", 2)
-    options = rendezvous.Options(groups=(), turns=1, seconds=0.001, idle_s=0.05, **{without: False})
-    rows, _ = rendezvous.run(options)
-    assert all(flag in row.case and row.ours and row.limit for row in rows)
-    assert [row.case.endswith("CPU of a round") for row in rows] == [False, True]

@@ -13,11 +13,6 @@ def test_a_row_is_made_of_medians():
     assert row.spread is None
 
 
-def test_spread_is_the_middle_half_over_the_median():
-    assert Row.of("x", "ms", [10.0] * 8).spread == 0.0
-    assert Row.of("x", "ms", [8.0, 9.0, 10.0, 11.0, 12.0]).spread == pytest.approx(0.3)
-
-
 @pytest.mark.parametrize(
     ("goal", "met"),
     [

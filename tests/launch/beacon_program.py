@@ -33,7 +33,7 @@ def forever() -> None:
 
 
 def heal(beacon: Beacon) -> None:
-    """Do what a group does that is behind the others, and then fails in its own step."""
+    """Act as a group that is behind the others, and then fails in its own step."""
     beacon.enters("heal", 7)
     beacon.enters("replay", 7)
     for phase in ("wait", "compute", "exchange", "vote"):
@@ -42,9 +42,7 @@ def heal(beacon: Beacon) -> None:
 
 
 def main(what: str, stderr: str = "") -> None:
-    if stderr == "closed":
-        sys.__stderr__.close()  # pyright: ignore[reportOptionalMemberAccess]
-    elif stderr:
+    if stderr:
         sys.stderr = io.StringIO()
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     beacon = beacon_of_process()

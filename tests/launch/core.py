@@ -82,7 +82,7 @@ class Play:
         self.sign(group, "outside", step, committed=step, members=len(self.launch.groups))
 
     def end(self, group: str, status: int, *, rank: int = 0) -> list[Effect]:
-        """A process ends, and nothing of what it has started is left."""
+        """A process ends, and leaves no child process."""
         effects = self.send(Ended(group, rank, status))
         return effects + self.after(0.0)
 
@@ -97,10 +97,12 @@ class Play:
         return self.launch.group(group)
 
     def entries(self, kind: type[E]) -> list[E]:
-        return [one.entry for one in self.effects if isinstance(one, Write) and isinstance(one.entry, kind)]
+        return [
+            each.entry for each in self.effects if isinstance(each, Write) and isinstance(each.entry, kind)
+        ]
 
     @property
-    def said(self) -> str:
+    def lines(self) -> str:
         return "\n".join(effect.text for effect in self.effects if isinstance(effect, Say))
 
 

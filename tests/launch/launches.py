@@ -48,7 +48,7 @@ class Launch:
     def pids(self, group: str = "group-0") -> list[int]:
         """The processes of the first life of a group, by rank.
 
-        Its event is written after they were started, so what they do may be seen before it.
+        Its event is written after they were started, so their effects may be seen before it.
         """
 
         def started() -> list[list[int]]:
@@ -88,7 +88,7 @@ def launch(
     module: str = "jaxft_launch",
     **environment: str,
 ) -> Iterator[Launch]:
-    """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends. `module`: another one that runs `jaxft`."""
+    """Start `jaxft launch WORDS -- PROGRAM`; end it when the block ends. `module`: another `jaxft`."""
     out = folder.with_name(f"{folder.name}.out")
     arguments = _words(folder, *words, program=program)
     process = Script(module, arguments, out, folder=HERE.parents[1], variables=environment)

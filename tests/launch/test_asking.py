@@ -1,4 +1,4 @@
-"""The commands of the user that run beside groups."""
+"""The commands of the user for devices and health."""
 
 import shlex
 import sys

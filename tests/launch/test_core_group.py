@@ -59,7 +59,7 @@ def test_what_is_overdue_shows_its_stacks_and_is_killed_a_second_later() -> None
         one.sign("group-0", "compute", 3, rank=rank)
     assert one.after(11.0) == [ShowStacks("group-0")]
     assert Kill("group-0") in one.after(1.0)
-    assert "its group is killed. It may wait for another" in one.said
+    assert "its group is killed. It may wait for another" in one.lines
     for rank in range(2):
         one.end("group-0", -9, rank=rank)
     (ended,) = one.entries(GroupEnded)
@@ -76,7 +76,7 @@ def test_a_rank_beside_one_that_is_done_has_a_deadline() -> None:
 
 @pytest.mark.parametrize(("last", "ending"), [("drained", "drained"), ("late", "done"), ("end", "killed")])
 def test_a_process_that_only_a_thread_keeps_alive_is_ended(last: str, ending: str) -> None:
-    """Its main thread has ended: what it said last counts."""
+    """Its main thread has ended: its last phase counts."""
     one = play(1, rules=Rules(deadlines={"end": 60.0}))
     one.commit("group-0", 4)
     one.sign("group-0", last, 4)
@@ -93,8 +93,8 @@ def test_a_rank_that_is_killed_takes_its_group_with_it() -> None:
     one.send(Ended("group-0", 1, -9))
     assert Kill("group-0") in one.after(0.0)
     one.end("group-0", -9)
-    (told,) = one.entries(RankEnded)
-    assert (told.rank, told.status, told.ending) == (1, -9, "killed")
+    (entry,) = one.entries(RankEnded)
+    assert (entry.rank, entry.status, entry.ending) == (1, -9, "killed")
     assert one["group-0"].phase is Phase.WAITING
 
 
@@ -164,7 +164,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
     assert one["group-0"].phase is Phase.STARTING
     one.send(StartFailed("group-0", "[Errno 24] Too many open files"))
     assert one["group-0"].phase is Phase.WAITING
-    assert "group-0 cannot be started: [Errno 24]" in one.said
+    assert "group-0 cannot be started: [Errno 24]" in one.lines
     one.starts = True
     one.after(2.0)
     assert one["group-0"].phase is Phase.RUNNING
@@ -175,7 +175,7 @@ def test_a_start_that_waits_for_imports_says_so_once() -> None:
     one.starts = False
     for _ in range(5):
         one.after(3.0)
-    assert one.said == "group-0 waits until its warm process has imported its modules"
+    assert one.lines == "group-0 waits until its warm process has imported its modules"
 
 
 def test_a_struck_group_is_restarted() -> None:
@@ -230,7 +230,7 @@ def test_a_launch_ends_without_a_process_that_the_kernel_cannot_end() -> None:
     one.after(0.0)
     one.after(31.0)
     assert one.launch.over
-    assert f"Its process {one.pid - 1} was killed, and has not ended. It is in the kernel" in one.said
+    assert f"Its process {one.pid - 1} was killed, and has not ended. It is in the kernel" in one.lines
 
 
 def test_a_group_waits_for_a_process_that_the_kernel_cannot_end() -> None:
@@ -240,4 +240,4 @@ def test_a_group_waits_for_a_process_that_the_kernel_cannot_end() -> None:
     one.after(0.0)
     one.after(31.0)
     assert one["group-0"].phase is Phase.KILLED
-    assert "was killed, and has not ended" in one.said
+    assert "was killed, and has not ended" in one.lines

@@ -116,9 +116,9 @@ def test_a_check_that_is_critical_for_all_moves_one_group_at_a_time() -> None:
     one.sign("group-1", "drained", 7)
     one.end("group-1", 0)
     one.after(1.0)
-    assert leaving(one) == []  # the last one that holds the state stays
-    assert "group-2 is kept although its check is critical" in one.said
-    assert "group-0 is not started here until its check is OK: the fabric is down" in one.said
+    assert leaving(one) == []  # the last holder of the state stays
+    assert "group-2 is kept although its check is critical" in one.lines
+    assert "group-0 is not started here until its check is OK: the fabric is down" in one.lines
     one.send(Checked("group-0", 1, "it may be back"))
     one.after(1.0)
     assert one["group-0"].phase is Phase.WAITING
@@ -199,7 +199,7 @@ def test_a_group_is_never_given_up_while_the_job_lives_without_it() -> None:
     assert one.entries(GroupGivenUp) == []
     waits_s = [entry.wait_s for entry in one.entries(GroupRestarts)]
     assert 200.0 < max(waits_s) <= 300.0
-    assert "it ended 12 times in a row without a new step, while the job continues without it" in one.said
+    assert "it ended 12 times in a row without a new step, while the job continues without it" in one.lines
 
 
 def test_a_job_that_fails_as_a_whole_is_given_up() -> None:
@@ -270,7 +270,7 @@ def test_once_a_group_is_done_the_others_have_a_deadline() -> None:
     assert one["group-2"].phase is Phase.LEFT  # it is not restarted
     assert Kill("group-1") not in one.after(599.0)
     assert Kill("group-1") in one.after(2.0)
-    assert "group-1 did not end in time: it is killed" in one.said
+    assert "group-1 did not end in time: it is killed" in one.lines
     one.end("group-1", -9)
     assert core.verdict(one.launch) == (0, ())
 
@@ -292,10 +292,10 @@ def test_the_last_line_names_who_took_no_part_and_why() -> None:
     one.end("group-2", 1)
     one.end("group-0", 0)
     assert one.launch.over
-    status, said = core.verdict(one.launch)
+    status, lines = core.verdict(one.launch)
     assert status == 78
-    assert said[0].startswith("the job was done, but group-1 took no part: The job refused it")
-    assert said[1] == "the job was done, but group-2 took no part: its last life ended with status 1"
+    assert lines[0].startswith("the job was done, but group-1 took no part: The job refused it")
+    assert lines[1] == "the job was done, but group-2 took no part: its last life ended with status 1"
 
 
 @pytest.mark.parametrize("spare", [True, False])
@@ -317,9 +317,9 @@ def test_programs_that_all_came_back_too_late_have_not_ended_well() -> None:
         one.after(0.0)
         one.sign(name, "late", 0)
         one.end(name, 0)
-    status, (said,) = core.verdict(one.launch)
+    status, (lines,) = core.verdict(one.launch)
     assert status == 1
-    assert "no program has ended well" in said
+    assert "no program has ended well" in lines
 
 
 @pytest.mark.parametrize(

@@ -74,14 +74,14 @@ def test_a_coordinator_that_cannot_be_started_is_tried_again() -> None:
     one = Kept()
     one.send(CoordinatorDown(1))
     one.keeper, _ = core.step(one.keeper, Time(), one.now_s + 1.0)
-    (told,) = one.send(CoordinatorStartFailed("[Errno 24] Too many open files"))
-    assert told == Say("the coordinator cannot be started: [Errno 24] Too many open files")
+    (line,) = one.send(CoordinatorStartFailed("[Errno 24] Too many open files"))
+    assert line == Say("the coordinator cannot be started: [Errno 24] Too many open files")
     assert StartCoordinator() in one.after(10.0)
 
 
 @pytest.mark.parametrize("signs", [True, False])
 def test_a_coordinator_that_gives_no_sign_any_more_is_killed(*, signs: bool) -> None:
-    """Unless it has never said that it can tell."""
+    """Unless it has never given any sign."""
     one = Kept(silence_s=20.0)
     if signs:
         one.send(CoordinatorSigned())

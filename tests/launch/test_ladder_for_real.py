@@ -1,4 +1,4 @@
-"""A group that trains climbs down the mesh ladder and up again, recompiled for each mesh, while the job goes on."""
+"""A group that trains climbs down the mesh ladder and up again, recompiled for each mesh, while the job continues."""
 
 import json
 import os
@@ -26,12 +26,14 @@ def steps_of(running: Launch, group: str) -> list[dict[str, Any]]:
 
 
 def until_trains_on(running: Launch, group: str, devices: int) -> None:
-    """Wait until the group takes part, on so many devices."""
+    """Wait until the group takes part, on this number of devices."""
 
     def trains() -> bool:
         assert running.process.poll() is None, running.text()
         newest = steps_of(running, group)[-1:]
-        return any(one["devices"] == devices and one["shards"] for one in newest if one["event"] == "step")
+        return any(
+            each["devices"] == devices and each["shards"] for each in newest if each["event"] == "step"
+        )
 
     patience.until(trains, f"{group} to train on {devices} devices", context=running.text)
 
@@ -57,9 +59,9 @@ def test_four_devices_then_two_then_four(tmp_path: Path) -> None:
     assert devices == [["4", "5", "6", "7"], ["4", "7"], ["4", "5", "6", "7"]]
     assert len({steps_of(running, group)[-1]["digest"] for group in ("group-0", "group-1")}) == 1
     # Half of the devices, half of the shards.
-    on_two = [one["shards"] for one in steps_of(running, "group-1") if one.get("devices") == 2]
+    on_two = [each["shards"] for each in steps_of(running, "group-1") if each.get("devices") == 2]
     assert {len(shards) for shards in on_two} == {2}
     assert len(steps_of(running, "group-1")[-2]["shards"]) == 3
     # group-0 has applied each step once: none was lost while the other changed its mesh.
-    assert [one["step"] for one in steps_of(running, "group-0")[:-1]] == list(range(STEPS))
+    assert [each["step"] for each in steps_of(running, "group-0")[:-1]] == list(range(STEPS))
     assert all(event["warm"] for event in running.events("group_started"))

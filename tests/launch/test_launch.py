@@ -16,9 +16,7 @@ from tests import patience
 from tests.launch.launches import (
     FAKE,
     HERE,
-    IMPATIENT,
     NOWHERE,
-    Launch,
     fakes,
     is_alive,
     launch,
@@ -75,7 +73,7 @@ def test_a_rank_takes_its_group_with_it(folder: Path) -> None:
 
 
 def test_all_ranks_of_a_group_say_where_they_stand_before_it_is_killed(folder: Path) -> None:
-    """One that waits for another in a collective is as late as that one."""
+    """A rank that waits for another in a collective is as late as the other."""
     lives = ("shows steps:2 phase:compute:2 alive", "exit:0")
     with fakes(folder, "--nproc", "2", "--deadlines", "compute=0.3", lives=lives) as running:
         late = running.until("rank_overdue")
@@ -232,52 +230,6 @@ def test_a_critical_check_drains_a_group_until_it_is_well(folder: Path, tmp_path
     assert "group-1 is not started here until its check is OK: no fabric" in running.text()
 
 
-def probed(working: Path) -> tuple[str, ...]:
-    return ("--probe", shlex.join(("sh", "-c", 'cat "$1"', "sh", str(working))))
-
-
-def started(running: Launch, group: str) -> list[list[str]]:
-    """The devices of each life of a group."""
-    return [event["devices"] for event in running.events("group_started") if event["group"] == group]
-
-
-def test_a_group_comes_back_smaller_and_climbs_when_its_device_is_back(folder: Path, tmp_path: Path) -> None:
-    working, stays = tmp_path / "working", "group-0=steps:9 group-0=gate:end group-0=exit:0"
-    working.write_text("0 1 2 3")
-    lives = (
-        f"env:JAX_NUM_CPU_DEVICES {stays} steps:3 made:up gate:lost kill",
-        f"{stays} env:JAX_NUM_CPU_DEVICES env:JAXFT_OTHER_MESHES drains:5 steps:5 mute",
-        "env:JAX_NUM_CPU_DEVICES steps:9 gate:end exit:0",
-    )
-    words = (*NOWHERE, "--groups", "2", "--rungs", "2,1", *probed(working))
-    with launch(folder, *words, program=(*FAKE, *lives), module=IMPATIENT, JAX_PLATFORMS="cpu") as running:
-        running.until_file("up")
-        working.write_text("0 1 3")
-        (folder / "lost").touch()
-        missing = running.until("devices_missing")
-        running.until("group_started", 3)
-        # A group that is drained before its program has begun says nothing.
-        patience.until(
-            lambda: "JAXFT_OTHER_MESHES=" in running.text(), "the second life", context=running.text
-        )
-        working.write_text("0 1 2 3")
-        climbs = running.until("group_climbs")
-        running.until("group_started", 4)
-        (folder / "end").touch()
-        assert running.status() == 0, running.text()
-    assert (missing["group"], missing["devices"]) == ("group-1", ["2"])
-    assert (climbs["group"], climbs["life"]) == ("group-1", 1)
-    assert started(running, "group-0") == [["0", "1"]]
-    assert started(running, "group-1") == [["2", "3"], ["3"], ["2", "3"]]
-    says = [line for line in running.text().splitlines() if "[group-1] JAX_NUM_CPU_DEVICES" in line]
-    assert [line.rpartition("=")[2] for line in says] == ["2", "1", "2"]
-    assert "[group-1] JAXFT_OTHER_MESHES=1" in running.text()
-    assert (
-        "group-1 waits for its devices 2; after 1 s it starts with as many as work, 1 at least"
-        in running.text()
-    )
-
-
 def test_groups_agree_on_the_order_of_a_set(folder: Path, tmp_path: Path) -> None:
     """A step that iterates over a set of names must be the same program in each group."""
     program = tmp_path / "program.py"
@@ -322,14 +274,6 @@ def test_a_script_that_cannot_be_run_says_why(folder: Path, tmp_path: Path) -> N
         f"jaxft cannot run {str(script)!r}: No such file or directory. The first line of a script must name a "
         "program that is there, and end as on Unix.\n"
     )
-
-
-def test_a_folder_that_cannot_be_used_is_named(folder: Path) -> None:
-    folder.touch()
-    with fakes(folder, lives=("exit:0",)) as running:
-        assert running.status() == 1
-    assert f"jaxft: --folder {folder} cannot hold logs and events: " in running.text()
-    assert "Traceback" not in running.text()
 
 
 @pytest.mark.parametrize("coordinator", ["head:7", ""])

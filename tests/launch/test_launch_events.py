@@ -30,11 +30,11 @@ def test_a_second_launch_in_the_same_folder_appends(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_events_and_says_so_once() -> None:
-    said: list[str] = []
-    journal = Journal(Path("/dev/full"), said.append)
+    lines: list[str] = []
+    journal = Journal(Path("/dev/full"), lines.append)
     for life in range(3):
         journal.write(GroupRestarts(group="group-1", life=life, wait_s=0.0))
-    (text,) = said
+    (text,) = lines
     assert "events cannot be written to /dev/full, and are lost until they can" in text
     assert "No space left on device" in text
 

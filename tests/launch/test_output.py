@@ -143,23 +143,6 @@ def test_of_a_flood_only_the_last_part_is_shown_at_the_end(tmp_path: Path) -> No
     assert tail.lines(last=True) == []
 
 
-def test_a_log_that_cannot_be_read_for_a_while_is_read_afterwards(tmp_path: Path) -> None:
-    """For example on a file server that is away. A launch must not end for it."""
-    folder, away = tmp_path / "run", tmp_path / "away"
-    folder.mkdir()
-    (folder / "log").write_bytes(b"one\n")
-    tail = LogTail(folder / "log")
-    assert tail.lines() == ["one"]
-    folder.rename(away)
-    folder.touch()  # no folder, so that to look into it is an error
-    assert tail.lines() == []
-    folder.unlink()
-    with (away / "log").open("ab") as file:
-        file.write(b"two\n")
-    away.rename(folder)
-    assert tail.lines() == ["two"]
-
-
 def test_the_end_of_a_log_is_told_without_reading_all_of_it(tmp_path: Path) -> None:
     log = tmp_path / "group-0.0.log"
     with log.open("wb") as file:

@@ -1,4 +1,4 @@
-"""What a launch is to do: from its options and the environment to what each process gets."""
+"""The plan of a launch: from its options and the environment to the environment of each process."""
 
 import math
 from pathlib import Path
@@ -25,7 +25,7 @@ def planned(
     return plan(LaunchOptions(**options), ["train"], environment or {}, devices=here)
 
 
-# ---- what a process gets ----
+# ---- processes ----
 
 
 def test_one_process_needs_no_addresses() -> None:
@@ -168,7 +168,7 @@ RUNGS = {"probe": "true"}
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         ({"groups": 0}, "--groups must be at least 1, not 0"),
         ({"nproc": 0}, "--nproc must be at least 1, not 0"),
@@ -194,8 +194,8 @@ RUNGS = {"probe": "true"}
         ({"deadlines": "compute=nan"}, "write PHASE=SECONDS"),
     ],
 )
-def test_options_that_cannot_be_right(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(LaunchError, match=said):
+def test_options_that_cannot_be_right(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
         plan(LaunchOptions(**options), ["train"], {})
 
 

@@ -82,7 +82,7 @@ def test_leaving_by_an_error_ends_every_process_at_once(processes: Processes) ->
 
 
 def test_what_a_child_has_started_ends_with_it(processes: Processes) -> None:
-    """What a Python program has started may end by itself first, such as the tracker of its shared memory."""
+    """Child processes of a Python program may end by themselves first, such as the tracker of its shared memory."""
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-S', *{WAITER!r}])"
     with processes:
         program = start(processes, "program", ("-c", script))

@@ -1,4 +1,4 @@
-"""Which commands the launcher takes for those of Python programs."""
+"""Which commands run a Python program, in the launcher's eyes."""
 
 import os
 import subprocess

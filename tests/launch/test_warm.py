@@ -75,7 +75,7 @@ print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in
 """
 
 
-# What JAX reads when it is imported: options of each type, and one that is set too late.
+# What JAX reads when it is imported: options of each type, and an option that is set too late.
 VARIABLES = """
 import os, sys
 os.environ.update(JAX_ENABLE_X64="true", JAX_NUM_CPU_DEVICES="3", JAX_DEFAULT_MATMUL_PRECISION="float32")
@@ -86,7 +86,7 @@ import jax
 os.environ["JAX_DEBUG_NANS"] = "1"
 print(sorted(jax.config.values.items(), key=str))
 print(jax.numpy.ones(1).dtype, jax.device_count(), jax.__spec__.origin == jax.__file__)
-print([type(one).__module__ for one in sys.meta_path if "jaxft" in type(one).__module__])
+print([type(each).__module__ for each in sys.meta_path if "jaxft" in type(each).__module__])
 """
 
 
@@ -220,38 +220,6 @@ def test_a_variable_that_jax_would_refuse_ends_the_program(
     assert "maybe" in child.log.read_text()
 
 
-@pytest.mark.long
-def test_a_program_removes_a_variable_of_jax_before_it_imports_it(tmp_path: Path) -> None:
-    """Others are read as JAX reads them, or not at all."""
-    program = tmp_path / "removes.py"
-    program.write_text(
-        "import importlib.util, os, sys\n"
-        "print(importlib.util.find_spec('jax').origin, 'jax' in sys.modules)\n"
-        "del os.environ['JAX_ENABLE_X64']\n"
-        "os.environ.update(JAX_PLATFORM_NAME='CPU', JAX_SORT_DEVICES_BY_PROCESS_INDEX='0')\n"
-        "from jax.numpy import ones\n"
-        "import jax\n"
-        "print(ones(1).dtype, sorted(jax.config.values.items(), key=str))\n"
-    )
-    environment = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1"}
-    with Processes(tmp_path, cwd=tmp_path) as processes:
-        warm = processes.start_warm("warm", environment=environment)
-        assert warm is not None
-        assert warm.until_ready()
-        child = processes.start("removes", [sys.executable, str(program)], warm=warm, environment=environment)
-        assert ended(child) == 0, child.log.read_text()
-        assert child.warm
-    alone = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **environment},
-    )
-    assert "float32" in alone.stdout
-    assert child.log.read_text() == alone.stdout
-
-
 def test_a_module_runs_as_with_python(processes: Processes, warm: Warm) -> None:
     (processes.folder / "a_module.py").write_text("import sys; print(__name__, sys.argv[1:])")
     child = processes.start("module", [sys.executable, "-m", "a_module", "x"], warm=warm)
@@ -306,18 +274,6 @@ def test_sigterm_leaves_the_workers_of_a_program_to_it(
     assert child.log.read_text().endswith("the worker has ended with 0\n")
 
 
-def test_in_a_shell_that_stays_sigterm_reaches_the_program(processes: Processes) -> None:
-    program = "trap 'echo its program, too; exit' TERM; echo up; while :; do sleep 0.05; done"
-    shell = (
-        "trap 'echo told' TERM; sh -c \"$PROGRAM\" & while kill -0 $! 2> /dev/null; do wait $!; done; exit 0"
-    )
-    child = processes.start("shell", ["sh", "-c", shell], environment={"PROGRAM": program})
-    patience.until(lambda: "up" in child.log.read_text(), "the shell")
-    child.terminate()
-    assert ended(child) == 0
-    assert {"up", "told", "its program, too"} <= set(child.log.read_text().splitlines())
-
-
 @pytest.mark.long
 def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
     with Processes(tmp_path, cwd=tmp_path) as processes:
@@ -343,27 +299,6 @@ def test_leaving_asks_forks_to_end_before_their_warm_process(tmp_path: Path, pro
         child = run(processes, warm, program, "wait")
         patience.until(lambda: "up" in child.log.read_text(), "the fork")
     assert child.exit_code() == -signal.SIGTERM
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("import nothing_like_this", "cannot be imported: ModuleNotFoundError"),
-        (
-            "import threading, signal; threading.Thread(target=signal.pause, daemon=True).start()",
-            "starts a thread",
-        ),
-    ],
-)
-def test_what_cannot_be_preloaded_is_said(tmp_path: Path, source: str, said: str) -> None:
-    (tmp_path / "loaded.py").write_text(source)
-    with Processes(tmp_path, cwd=tmp_path) as processes:
-        warm = processes.start_warm("warm", environment={}, preload=("loaded",))
-        assert not warm.until_ready()
-    assert "the module 'loaded'" in warm.problem
-    assert said in warm.problem
-    assert not warm.was_ready
 
 
 def exists(pid: int) -> bool:
