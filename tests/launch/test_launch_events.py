@@ -3,7 +3,7 @@ import typing
 from dataclasses import fields
 from pathlib import Path
 
-from jaxft_launch.supervise._journal import Journal
+from jaxft_launch.supervise._folder import Journal
 from jaxft_launch.supervise.core.entries import Entry, GroupRestarts, name_of
 from jaxft_launch.supervise.core.life import DEADLINES_S
 

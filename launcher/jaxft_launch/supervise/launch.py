@@ -9,16 +9,17 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+
+from jaxft_protocol.values import LongWait
 
 from jaxft_launch.processes._checks import LaunchError, check_command, check_installed
 from jaxft_launch.processes._coordinator import COORDINATOR, Coordinator, StartStopped
 from jaxft_launch.processes._devices import devices_here
 from jaxft_launch.processes._processes import Child, Processes
-from jaxft_launch.supervise._claim import claimed
-from jaxft_launch.supervise._journal import Journal
+from jaxft_launch.supervise._folder import Journal, claimed
 from jaxft_launch.supervise._options import LaunchOptions
 from jaxft_launch.supervise._output import LogTail, Output, Row, make_output
 from jaxft_launch.supervise._plan import LaunchPlan, plan
@@ -69,7 +70,7 @@ def run(planned: LaunchPlan, *, coordinator: tuple[str, ...] = COORDINATOR) -> i
         own = None
         if not planned.coordinator:
             try:
-                own = _own_coordinator(planned, processes, coordinator, phases, output, lambda: bool(signals))
+                own = _own_coordinator(planned, processes, coordinator, phases, output, signals)
             except StartStopped:
                 name = signal.Signals(signals[0]).name
                 output.say(f"got {name} while the coordinator started: no group was started")
@@ -165,9 +166,9 @@ def _own_coordinator(
     command: Sequence[str],
     phases: Path,
     output: Output,
-    stopped: Callable[[], bool],
+    signals: Sequence[int],
 ) -> Coordinator:
-    """Start a coordinator, unless `stopped`. Its page never stops a launch."""
+    """Start a coordinator, unless a signal arrives. Its page never stops a launch."""
     flags = ["--state", str(processes.folder / "coordinator")]
     if planned.http:
         if problem := _taken(planned.http):
@@ -177,6 +178,13 @@ def _own_coordinator(
         else:
             flags += ["--http", planned.http]
             output.say(f"the page is at http://{planned.http}/")
+    wait = LongWait(time.monotonic())
+
+    def stopped() -> bool:
+        if (waited_s := wait.to_say(time.monotonic())) is not None:
+            output.say(f"waits for its coordinator to listen, for {waited_s:.0f} s now")
+        return bool(signals)
+
     return Coordinator(processes, (*command, *flags), stopped=stopped, alive=phases / "coordinator.alive")
 
 
