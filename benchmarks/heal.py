@@ -107,12 +107,12 @@ def _measure(options: Options, megabytes: float, rows: list[Row], notes: list[st
         )
 
     for count in (1, 2):
-        what = f"from {_donors(count)}, beside HTTP at its default"
+        what = f"from {_donors(count)}, against HTTP at its default"
         goal = Goal(peer=_DEFAULT_OF_PEER, limit=_OF_BARE)
         add(what, f"heal {count}", limit=f"bare fresh {count}", peer=default, goal=goal)
-    add("from 1 donor, beside HTTP at its best", "heal 1", limit="", peer=http.get(best, ()), note=best)
+    add("from 1 donor, against HTTP at its best", "heal 1", limit="", peer=http.get(best, ()), note=best)
     add(
-        "from 1 donor, beside the process group in place",
+        "from 1 donor, against the process group in place",
         "heal 1",
         limit="bare reused 1",
         peer=ms.get("group", ()),

@@ -43,10 +43,10 @@ def test_it_measures_ours_and_leaves_the_peer_out(monkeypatch: pytest.MonkeyPatc
     finally:
         _peer.python.cache_clear()
     assert [row.case for row in rows] == [
-        "2 MB from 1 donor, beside HTTP at its default",
-        "2 MB from 2 donors, beside HTTP at its default",
-        "2 MB from 1 donor, beside HTTP at its best",
-        "2 MB from 1 donor, beside the process group in place",
+        "2 MB from 1 donor, against HTTP at its default",
+        "2 MB from 2 donors, against HTTP at its default",
+        "2 MB from 1 donor, against HTTP at its best",
+        "2 MB from 1 donor, against the process group in place",
         "2 MB from 1 donor, with a token",
         "2 MB from 2 donors, with a token",
         "2 MB to 2 ranks, a half each",
