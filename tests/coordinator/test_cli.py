@@ -61,11 +61,11 @@ def started(*through: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         try:
             assert process.stderr is not None
             # gRPC may write its own lines first.
-            said = (
+            matches = (
                 re.search(r"coordinator listens on localhost:0 \(port (\d+)\)", line)
                 for line in process.stderr
             )
-            listens = next(filter(None, said))
+            listens = next(filter(None, matches))
             yield process, int(listens[1])
         finally:
             process.kill()
@@ -74,7 +74,7 @@ def started(*through: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def test_help_lists_every_flag_with_its_default(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    status, said = run_here(monkeypatch, capsys, "--help")
+    status, printed = run_here(monkeypatch, capsys, "--help")
     assert status == 0
     for flag, default in [
         ("--bind", "[::]:29510"),
@@ -83,7 +83,7 @@ def test_help_lists_every_flag_with_its_default(
         ("--insecure", "False"),
     ]:
         described = rf"{flag} (?:(?!--).)*\(default: '?{re.escape(default)}'?\)"
-        assert re.search(described, said, re.DOTALL), flag
+        assert re.search(described, printed, re.DOTALL), flag
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_help_lists_every_flag_with_its_default(
 def test_a_wrong_flag_is_a_clear_error(
     arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    status, said = run_here(monkeypatch, capsys, *arguments)
+    status, printed = run_here(monkeypatch, capsys, *arguments)
     assert status in (1, 2)
-    assert text in said
+    assert text in printed
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,12 @@ def test_an_empty_value_is_refused_before_anything_is_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for words in ([flag, ""], [f"{flag}="], [flag, "", "--bind", "localhost:0"], ["token", flag, "", "job"]):
-        status, said = run_here(monkeypatch, capsys, *words)
+        status, printed = run_here(monkeypatch, capsys, *words)
         name = flag.replace("_", "-")
         assert status == 1
         assert (
-            f"jaxft-coordinator: {name} has an empty value, as from a shell variable that is not set" in said
+            f"jaxft-coordinator: {name} has an empty value, as from a shell variable that is not set"
+            in printed
         )
     assert not list(tmp_path.iterdir())
 
@@ -191,9 +192,9 @@ def test_it_raises_its_limits_and_ends_well_while_a_stream_is_open(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (most, most)
     with grpc.insecure_channel(f"localhost:{port}") as channel:
-        said: queue.SimpleQueue[pb.GroupMessage | None] = queue.SimpleQueue()
-        said.put(wire.group_to_proto(Hello("job", GroupName("a"), Incarnation(1), "a:1")))
-        answers = pb_grpc.CoordinatorStub(channel).Session(iter(said.get, None))
+        sent: queue.SimpleQueue[pb.GroupMessage | None] = queue.SimpleQueue()
+        sent.put(wire.group_to_proto(Hello("job", GroupName("a"), Incarnation(1), "a:1")))
+        answers = pb_grpc.CoordinatorStub(channel).Session(iter(sent.get, None))
         assert next(answers).HasField("challenge")
         assert isinstance(wire.coordinator_from_proto(next(answers)), Welcome)
         began_s = patience.machine_s()
@@ -203,7 +204,7 @@ def test_it_raises_its_limits_and_ends_well_while_a_stream_is_open(
         assert process.returncode == 0
         assert "coordinator stops" in log
         assert "Traceback" not in log
-        said.put(None)
+        sent.put(None)
 
 
 def test_under_nohup_it_outlives_its_terminal():
@@ -219,9 +220,9 @@ def test_a_port_in_use_is_a_message_and_status_1(
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        status, said = run_here(monkeypatch, capsys, "--bind", bind)
+        status, printed = run_here(monkeypatch, capsys, "--bind", bind)
     assert status == 1
-    assert said.startswith(f"jaxft-coordinator: cannot listen on '{bind}': ")
+    assert printed.startswith(f"jaxft-coordinator: cannot listen on '{bind}': ")
 
 
 def test_an_http_port_in_use_does_not_stop_the_coordinator():
@@ -276,11 +277,11 @@ def run_here(
         main()
     except SystemExit as ended:
         code = ended.code or 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     if isinstance(code, str):  # the interpreter would print it and exit with 1
         return 1, code
     assert isinstance(code, int)
-    return code, said.out + said.err
+    return code, printed.out + printed.err
 
 
 def test_the_listener_is_chosen_once_and_left_to_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from types import TracebackType
-from typing import Self
 
 import grpc
 import grpc.aio
@@ -22,83 +20,35 @@ from jaxft_protocol.messages import (
     Commit,
     CoordinatorMessage,
     Evicted,
-    GroupMessage,
     GroupName,
     Heartbeat,
-    Hello,
     Incarnation,
     Join,
     NewQuorum,
     Step,
-    Vote,
     Welcome,
 )
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
 from tests import patience
+from tests.security.groups import Group, commit, pair
 
 PATIENCE_S = patience.FAR_S
 NEVER_S = 3600.0
 
 
-class Client:
-    """One stream, spoken by hand."""
+class Client(Group):
+    """A group without a key."""
 
     def __init__(self, port: int, name: str = "a", job: str = "job") -> None:
-        self.name = name
-        self.job = job
-        self.carried: NewQuorum | None = None
-        self._channel = grpc.aio.insecure_channel(
-            f"localhost:{port}", [("grpc.use_local_subchannel_pool", 1)]
-        )
-        session = self._channel.stream_stream(f"/{SERVICE}/Session")  # bytes in, bytes out
-        self._call = session()
-
-    async def __aenter__(self) -> Self:
-        challenge = pb.CoordinatorMessage.FromString(await self.read() or b"")
-        assert len(challenge.challenge.nonce) == 32
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._call.cancel()  # as a session does; gRPC before 1.83 leaves that to the garbage collector
-        await self._channel.close()
-
-    async def send(self, data: bytes) -> None:
-        await self._call.write(data)
-
-    async def say(self, *messages: GroupMessage) -> None:
-        for message in messages:
-            await self.send(wire.group_to_proto(message).SerializeToString())
-
-    async def read(self) -> bytes | None:
-        """The next message, or None at the end of the stream."""
-        data = await asyncio.wait_for(self._call.read(), PATIENCE_S)
-        return None if data is grpc.aio.EOF else data
-
-    async def hear(self) -> CoordinatorMessage | None:
-        data = await self.read()
-        if data is None:
-            return None
-        message = wire.coordinator_from_proto(pb.CoordinatorMessage.FromString(data), self.carried)
-        self.carried = wire.quorum_of(message) or self.carried
-        return message
-
-    async def hear_until(self, kind: type) -> CoordinatorMessage:
-        while not isinstance(message := await self.hear(), kind):
-            assert message is not None, f"the stream ended before a {kind.__name__} came"
-        return message
+        super().__init__(port, name, job=job)
 
     async def hello(self, incarnation: int = 1) -> CoordinatorMessage | None:
-        await self.say(Hello(self.job, GroupName(self.name), Incarnation(incarnation), f"{self.name}:1"))
-        return await self.hear()
+        self.identity = replace(self.identity, incarnation=Incarnation(incarnation))
+        return await self.greet()
 
     async def join(self, shards: int = 2) -> None:
         await self.say(Join(Step(0), 0xD1, total_shards=shards))
-
-    async def vote(self, quorum: NewQuorum, step: int = 0) -> None:
-        await self.say(Vote(quorum.quorum_id, Step(step), ok=True))
 
 
 @contextlib.asynccontextmanager
@@ -113,20 +63,6 @@ async def serving(**options: float) -> AsyncIterator[Server]:
         await server.stop(grace_s=0.0)
 
 
-@contextlib.asynccontextmanager
-async def pair(server: Server) -> AsyncIterator[tuple[Client, Client, NewQuorum]]:
-    """Two groups in their first quorum."""
-    async with Client(server.port, "a") as a, Client(server.port, "b") as b:
-        await a.hello()
-        await b.hello()
-        await a.join()
-        await b.join()
-        quorum = await a.hear_until(NewQuorum)
-        assert isinstance(quorum, NewQuorum)
-        assert await b.hear_until(NewQuorum) == quorum
-        yield a, b, quorum
-
-
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
         await patience.wait_for(scenario())
@@ -134,18 +70,11 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def still_works(a: Client, b: Client, quorum: NewQuorum) -> None:
-    await a.vote(quorum)
-    await b.vote(quorum)
-    for client in (a, b):
-        assert await client.hear() == Commit(quorum.quorum_id, Step(0))
-
-
 def test_a_round_of_votes_is_a_commit():
     async def scenario() -> None:
-        async with serving(min_replicas=2) as server, pair(server) as (a, b, quorum):
+        async with serving(min_replicas=2) as server, pair(server.port) as (a, b, quorum):
             assert [member.group for member in quorum.members] == ["a", "b"]
-            await still_works(a, b, quorum)
+            await commit(a, b, quorum, 0)
 
     run(scenario)
 
@@ -187,7 +116,7 @@ def test_a_silent_group_whose_process_lives_is_put_out_later(monkeypatch: pytest
     monkeypatch.setattr(_jobs, "SILENT_TIMEOUTS", 2)
 
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_s=2.0) as server, pair(server) as (a, b, _):
+        async with serving(heartbeat_timeout_s=2.0) as server, pair(server.port) as (a, b, _):
 
             async def beat() -> None:
                 while True:
@@ -234,7 +163,7 @@ def test_a_silent_group_whose_process_lives_is_put_out_later(monkeypatch: pytest
 )
 def test_who_breaks_the_protocol_is_told_and_put_out_and_others_go_on(data: bytes, text: str):
     async def scenario() -> None:
-        async with serving(min_replicas=2) as server, pair(server) as (a, b, quorum):
+        async with serving(min_replicas=2) as server, pair(server.port) as (a, b, quorum):
             async with Client(server.port, "mad") as mad:
                 await mad.send(data)
                 evicted = await mad.hear()
@@ -242,7 +171,7 @@ def test_who_breaks_the_protocol_is_told_and_put_out_and_others_go_on(data: byte
                 assert text in evicted.reason
                 assert not evicted.may_return
                 assert await mad.hear() is None
-            await still_works(a, b, quorum)
+            await commit(a, b, quorum, 0)
 
     run(scenario)
 
@@ -297,7 +226,7 @@ def test_reflection_lists_the_service():
 
 def test_stopping_ends_every_stream():
     async def scenario() -> None:
-        async with serving(min_replicas=2) as server, pair(server) as (a, b, _):
+        async with serving(min_replicas=2) as server, pair(server.port) as (a, b, _):
             stopping = asyncio.create_task(server.stop(grace_s=5.0))
             assert await a.hear() is None
             assert await b.hear() is None
@@ -321,8 +250,8 @@ def test_a_decision_without_change_costs_the_same_few_bytes_for_any_number_of_gr
             quorums = [await client.hear_until(NewQuorum) for client in clients]
             assert isinstance(quorums[0], NewQuorum)
             for client in clients:
-                await client.vote(quorums[0])
-            decisions = {await client.read() for client in clients}
+                await client.vote(quorums[0], 0)
+            decisions = {await client.read_bytes() for client in clients}
             (decision,) = decisions
             assert decision is not None
             sizes[groups] = len(decision)
@@ -343,8 +272,8 @@ def test_what_goes_to_many_is_put_into_words_once(monkeypatch: pytest.MonkeyPatc
     async def scenario() -> None:
         async with serving(min_replicas=2) as server:
             monkeypatch.setattr(_server.wire, "coordinator_to_proto", counted)
-            async with pair(server) as (a, b, quorum):
-                await still_works(a, b, quorum)
+            async with pair(server.port) as (a, b, quorum):
+                await commit(a, b, quorum, 0)
         assert sum(isinstance(message, NewQuorum) for message in made) == 1
         assert sum(isinstance(message, Commit) for message in made) == 1
 
@@ -359,18 +288,18 @@ def phase_of(server: Server, group: str) -> GroupPhase | None:
 
 def test_a_change_of_quorum_is_told_as_a_difference():
     async def scenario() -> None:
-        async with serving(min_replicas=2) as server, pair(server) as (a, b, quorum):
+        async with serving(min_replicas=2) as server, pair(server.port) as (a, b, quorum):
             async with Client(server.port, "c") as late:
                 await late.hello()
                 await late.join()
                 # Another connection carries the votes.
                 await patience.until_async(lambda: phase_of(server, "c") is GroupPhase.READY, "c to stand by")
                 for group in (a, b):
-                    await group.vote(quorum)
-                data = await a.read()
-                while data is not None and not pb.CoordinatorMessage.FromString(data).HasField("commit"):
-                    data = await a.read()
-                following = pb.CoordinatorMessage.FromString(data or b"").commit.next
+                    await group.vote(quorum, 0)
+                while (heard := await a.read()) is not None and not heard.HasField("commit"):
+                    pass
+                assert heard is not None
+                following = heard.commit.next
                 assert following.base_quorum_id == quorum.quorum_id
                 assert [member.group for member in following.members] == ["c"]
                 complete = await late.hear_until(NewQuorum)

@@ -160,8 +160,8 @@ def inside(container: dict[str, Any], context: dict[str, Any]) -> None:
         mount("-o", "remount,bind,ro", "/")
         mount("-o", "remount,bind,ro", "/etc")
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    for one in container.get("env", []):
-        environment[one["name"]] = one["value"]
+    for each in container.get("env", []):
+        environment[each["name"]] = each["value"]
     words = [*container["command"], *container.get("args", [])]
     for name, value in environment.items():
         words = [word.replace(f"$({name})", value) for word in words]

@@ -42,7 +42,7 @@ class Machine:
         """Call a method of kubelet.Machine.
 
         Raises:
-            AssertionError: it failed. The text says how.
+            AssertionError: it failed, with the reason.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -104,10 +104,10 @@ def admitted(
     fields = {"metadata.name": pod, "metadata.namespace": "ml"}
     spec = json.loads(json.dumps(spec))
     for container in spec["containers"]:
-        for one in container.get("env", []):
-            source = one.pop("valueFrom", None)
+        for each in container.get("env", []):
+            source = each.pop("valueFrom", None)
             if source is not None and "fieldRef" in source:
-                one["value"] = fields[source["fieldRef"]["fieldPath"]]
+                each["value"] = fields[source["fieldRef"]["fieldPath"]]
             elif source is not None:
-                one["value"] = secrets[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]]
+                each["value"] = secrets[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]]
     return {**spec, "claims": [{"name": name} for name in claims]}

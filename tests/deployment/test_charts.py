@@ -182,7 +182,9 @@ def test_a_failed_group_restarts_alone_and_is_a_workload_of_its_own() -> None:
 
 def test_only_the_last_groups_stand_by() -> None:
     for file in ("job.yaml", "job-train-job.yaml"):
-        spares = ["JAXFT_SPARE" in {one["name"] for one in pod["containers"][0]["env"]} for pod in pods(file)]
+        spares = [
+            "JAXFT_SPARE" in {each["name"] for each in pod["containers"][0]["env"]} for pod in pods(file)
+        ]
         assert spares == [False, False, False, True]
 
 
@@ -203,13 +205,13 @@ def test_a_second_pool_has_the_next_numbers_and_pods_of_its_own() -> None:
         pod = job["template"]["spec"]["template"]["spec"]
         [container] = pod["containers"]
         assert container["args"][0] == f"--group={number}"
-        assert ("JAXFT_SPARE" in {one["name"] for one in container["env"]}) == (number == 6)
+        assert ("JAXFT_SPARE" in {each["name"] for each in container["env"]}) == (number == 6)
         assert (pod["hostNetwork"], pod["restartPolicy"]) == (True, "OnFailure")
 
 
 def test_a_pod_without_a_launcher_gets_what_that_would_set() -> None:
     for number, pod in enumerate(pods("job-hosts.yaml")):
-        environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+        environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
         assert environment["PYTHONHASHSEED"] == "0"
         assert environment["JAX_COMPILATION_CACHE_DIR"] == f"/tmp/jaxft/group-{number}/compiled"
 
@@ -239,7 +241,7 @@ def test_what_refers_to_something_in_the_same_file_finds_it() -> None:
         for each in of_kind(file, "StatefulSet"):
             assert each["spec"]["serviceName"] in services
         for pod in pods(file):
-            mounted = {mount["name"] for one in pod["containers"] for mount in one.get("volumeMounts", [])}
+            mounted = {mount["name"] for each in pod["containers"] for mount in each.get("volumeMounts", [])}
             claimed = {
                 claim["metadata"]["name"]
                 for each in of_kind(file, "StatefulSet")

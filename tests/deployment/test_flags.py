@@ -20,8 +20,8 @@ JOBS = [file for file in FILES if file.startswith("job")]
 
 def expanded(words: list[str], container: dict[str, Any]) -> list[str]:
     """As the kubelet: $(NAME) is the container's variable of that name."""
-    for one in container.get("env", []):
-        words = [word.replace(f"$({one['name']})", one.get("value", "7")) for word in words]
+    for each in container.get("env", []):
+        words = [word.replace(f"$({each['name']})", each.get("value", "7")) for word in words]
     assert not any("$(" in word for word in words), words
     return words
 
@@ -94,7 +94,7 @@ def test_the_launcher_and_the_example_accept_their_flags(file: str) -> None:
 def test_certificates_that_the_environment_names_are_files_of_the_pod(file: str) -> None:
     for pod in pods(file):
         [container] = pod["containers"]
-        named = {one["value"] for one in container["env"] if one["name"].startswith("JAXFT_TLS_")}
+        named = {each["value"] for each in container["env"] if each["name"].startswith("JAXFT_TLS_")}
         found = {
             f"{mount['mountPath']}/{item['path']}"
             for mount in container.get("volumeMounts", [])
@@ -113,7 +113,7 @@ def test_a_job_gives_what_its_coordinators_demand() -> None:
         [coordinator] = pods(served)
         flags = " ".join(coordinator["containers"][0]["args"])
         for pod in pods(file):
-            names = {one["name"] for one in pod["containers"][0]["env"]}
+            names = {each["name"] for each in pod["containers"][0]["env"]}
             assert ("--tls-cert" in flags) == ("JAXFT_TLS_CA" in names)
             assert ("--tls-client-ca" in flags) == ("JAXFT_TLS_CERT" in names) == ("JAXFT_TLS_KEY" in names)
             assert ("--token-file" in flags) == ("JAXFT_TOKEN" in names)
@@ -123,7 +123,7 @@ def test_a_job_asks_for_its_coordinators_by_names_of_their_certificate() -> None
     [certificate] = of_kind("coordinator-etcd.yaml", "Certificate")
     [owner] = of_kind("coordinator-etcd.yaml", "StatefulSet")
     for pod in pods("job-hosts.yaml"):
-        environment = {one["name"]: one.get("value", "") for one in pod["containers"][0]["env"]}
+        environment = {each["name"]: each.get("value", "") for each in pod["containers"][0]["env"]}
         hosts = [each.rpartition(":")[0] for each in environment["JAXFT_COORDINATOR"].split(",")]
         assert len(hosts) == owner["spec"]["replicas"]
         for host in hosts:
@@ -137,5 +137,5 @@ def test_without_client_certificates_a_pod_gets_the_authority_alone() -> None:
             pod = job["template"]["spec"]["template"]["spec"]
             [secret] = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
             assert secret["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
-            named = {one["name"] for one in pod["containers"][0]["env"] if "TLS" in one["name"]}
+            named = {each["name"] for each in pod["containers"][0]["env"] if "TLS" in each["name"]}
             assert named == {"JAXFT_TLS_CA"}

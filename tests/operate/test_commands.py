@@ -33,7 +33,7 @@ def test_status_and_doctor_of_a_job(tmp_path: Path) -> None:
         flags = ("--steps", "8", "--gate", f"4:{gate}", "--show")
         workers = here.start_together(("group-0", "group-1"), lambda _name: flags)
         here.until(lambda: web.job()["values"].get("loss"), "a sample")
-        at_gate = lambda: [one.get("step") for one in web.job()["group_list"]] == [4, 4]  # noqa: E731
+        at_gate = lambda: [each.get("step") for each in web.job()["group_list"]] == [4, 4]  # noqa: E731
         here.until(at_gate, "samples of the step at the gate")
         shown = jaxft("status", JAXFT_HTTP=web.url).stdout
         answer = json.loads(jaxft("status", "toy", "--json", "--http", web.url).stdout)

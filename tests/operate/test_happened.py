@@ -1,4 +1,4 @@
-"""Which events people see, for what the protocol's machine does."""
+"""The events that people see, for steps of the protocol's machine."""
 
 import itertools
 import json

@@ -361,7 +361,7 @@ def test_what_operators_and_groups_say_forges_no_line(caplog: pytest.LogCaptureF
             await asyncio.to_thread(web.post, "/api/v1/jobs/job/groups/a/drain", body, operator)
             await client.hear_until(Drained)
             events = (await asyncio.to_thread(web.json, "/api/v1/jobs/job"))["events"]
-            assert [one["reason"] for one in events if one["event"] == "operator_action"] == [shown]
+            assert [each["reason"] for each in events if each["event"] == "operator_action"] == [shown]
 
     with caplog.at_level(logging.INFO):
         run(scenario)

@@ -132,7 +132,7 @@ def check_events_of_groups(folder: Path) -> None:
         done = [event["step"] for event in files[name] if event["event"] == "step_done"]
         assert done == list(range(1, 61))
         changed = [event for event in files[name] if event["event"] == "members_changed"]
-        assert [one["group"] for event in changed for one in event.get("left", [])] == ["group-1"]
+        assert [each["group"] for event in changed for each in event.get("left", [])] == ["group-1"]
     kinds = [event["event"] for event in files["group-1"]]
     assert kinds.count("life_began") == 2
     assert kinds.count("heal_done") == 1

@@ -107,8 +107,8 @@ def job(groups: int, absent: tuple[int, ...]) -> dict[str, Any]:
         **{"places": groups, "quorum_id": 1, "goodput": None, "badput_seconds": {}, "steps_retried": {}},
         **{"steps_committed": 8, "halted": "", "waiting": "", "events": [event] * 20},
         "group_list": [
-            {"group": f"g{one}", "state": "gone" if one in absent else "member", "since": 0.0, "losses": 0}
-            for one in range(groups)
+            {"group": f"g{n}", "state": "gone" if n in absent else "member", "since": 0.0, "losses": 0}
+            for n in range(groups)
         ],
     }
 
@@ -136,4 +136,4 @@ def test_an_action_that_was_refused_does_not_look_like_one_that_was_done() -> No
 
 def test_groups_are_sorted_by_name_and_number() -> None:
     found = job(12, absent=(1,))["group_list"]
-    assert [group["group"] for group in chosen(found[::-1], None)[0]] == [f"g{one}" for one in range(12)]
+    assert [group["group"] for group in chosen(found[::-1], None)[0]] == [f"g{n}" for n in range(12)]

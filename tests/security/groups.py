@@ -43,7 +43,7 @@ class Group:
     """One stream to the coordinator at a port."""
 
     def __init__(self, port: int, name: str = "a", *, job: str = "job", key: JobKey | None = None) -> None:
-        self.hello = Hello(job, GroupName(name), Incarnation(7), f"{name}:1")
+        self.identity = Hello(job, GroupName(name), Incarnation(7), f"{name}:1")
         self.key = key
         self.nonce = b""  # the coordinator's
         # Of the coordinator's messages, and of this group's from its Hello on.
@@ -63,19 +63,24 @@ class Group:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._call.cancel()  # as a session does; gRPC before 1.83 leaves that to the garbage collector
         await self._channel.close()
 
     async def send(self, data: bytes) -> None:
         await self._call.write(data)
 
     async def say(self, message: GroupMessage) -> None:
-        said = Body(wire.group_to_proto(message))
-        await self.send(said.data if self.seals is None else self.seals[1].close(said))
+        body = Body(wire.group_to_proto(message))
+        await self.send(body.data if self.seals is None else self.seals[1].close(body))
+
+    async def read_bytes(self) -> bytes | None:
+        data = await asyncio.wait_for(self._call.read(), patience.FAR_S)
+        return None if data is grpc.aio.EOF else data
 
     async def read(self) -> pb.CoordinatorMessage | None:
         """The next message; None at the end of the stream."""
-        data = await asyncio.wait_for(self._call.read(), patience.FAR_S)
-        if data is grpc.aio.EOF:
+        data = await self.read_bytes()
+        if data is None:
             return None
         if self.seals is not None:
             with contextlib.suppress(Broken):  # a refusal of who has not proved itself
@@ -97,7 +102,7 @@ class Group:
 
     def signed(self, hello: Hello | None = None) -> pb.GroupMessage:
         """This group's Hello, or another, with its proof."""
-        sent = hello or self.hello
+        sent = hello or self.identity
         message = wire.group_to_proto(sent)
         if self.key is not None:
             nonces = {"coordinator_nonce": self.nonce, "group_nonce": credentials.new_nonce()}

@@ -207,7 +207,7 @@ def test_the_addresses_that_all_groups_of_a_job_receive_are_bounded(
 
             async def greet(name: str, job: str = "one") -> object:
                 group = await stack.enter_async_context(Group(server.port, name, job=job))
-                group.hello = dataclasses.replace(group.hello, address=address)
+                group.identity = dataclasses.replace(group.identity, address=address)
                 return await group.greet()
 
             for name in "abc":

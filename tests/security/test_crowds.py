@@ -55,8 +55,8 @@ def dial_at_once(listener: Listener, count: int, key: DataKey | None) -> list[Co
         assert patience.machine_s() < deadline_s, f"{len(dialling)} of {count} dials have not been answered"
         poller = select.poll()
         by_fd = {one.sock.fileno(): i for i, one in dialling.items()}
-        for one in dialling.values():
-            poller.register(one.sock, one.events)
+        for each in dialling.values():
+            poller.register(each.sock, each.events)
         for fd, _ in poller.poll(1000):
             if (connection := dialling[by_fd[fd]].advance()) is not None:
                 made.append(connection)
@@ -78,8 +78,8 @@ def test_of_many_peers_that_dial_at_once_none_is_lost(key: DataKey | None, count
                 abort=None,
             ):
                 continue
-        for one in made:
-            one.close()
+        for each in made:
+            each.close()
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(as_many_as_allowed(5600), marks=pytest.mark.long)])
@@ -131,7 +131,7 @@ def test_a_group_without_descriptors_lets_strangers_go_and_peers_in(
         )
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        highest = max(one.fileno() for one in unknown)
+        highest = max(each.fileno() for each in unknown)
         while (fd := os.dup(0)) <= highest:
             stack.callback(os.close, fd)
         os.close(fd)

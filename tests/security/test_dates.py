@@ -33,7 +33,7 @@ def issued(folder: Path, since: int, until: int) -> tuple[Path, Path]:
         )
     )
     cert, private = folder / "cert.pem", folder / "key.pem"
-    cert.write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
+    cert.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
     made.private_key_pem.write_to_path(str(private))
     return cert, private
 

@@ -19,8 +19,16 @@ from jaxft_coordinator.stores import records
 from jaxft_protocol import credentials, wire
 from jaxft_protocol import messages as m
 from jaxft_protocol.coordinator import machine
-from jaxft_protocol.coordinator.job import Job, Options, Persist, Send, SessionClosed, SessionId, Tick
-from jaxft_protocol.coordinator.job import Received as Said
+from jaxft_protocol.coordinator.job import (
+    Job,
+    Options,
+    Persist,
+    Received,
+    Send,
+    SessionClosed,
+    SessionId,
+    Tick,
+)
 from jaxft_protocol.credentials import CredentialsError, JobKey
 from jaxft_protocol.proto import coordinator_pb2 as pb
 
@@ -156,12 +164,12 @@ def a_job(stage: str) -> tuple[Job, float]:
         return job, now_s
     for session, name in enumerate("a" if stage == "one" else "abc", start=1):
         hello = m.Hello("job", m.GroupName(name), m.Incarnation(session), f"{name}:1")
-        job, _ = machine.step(job, Said(SessionId(session), hello), now_s)
+        job, _ = machine.step(job, Received(SessionId(session), hello), now_s)
     if stage != "at work":
         return job, now_s
     for session in (1, 2):
         join = m.Join(m.Step(0), 0xD1, total_shards=4)
-        job, _ = machine.step(job, Said(SessionId(session), join), now_s)
+        job, _ = machine.step(job, Received(SessionId(session), join), now_s)
     job, _ = machine.step(job, SessionClosed(SessionId(3), "gone"), now_s)
     assert job.quorum is not None
     return job, now_s
@@ -183,7 +191,7 @@ def test_a_job_takes_whatever_groups_say(stage: str, happens: list[tuple[int, An
             else:
                 message = wire.group_from_proto(what)
                 heard_s[SessionId(session)] = now_s
-                job, effects = machine.step(job, Said(SessionId(session), message), now_s)
+                job, effects = machine.step(job, Received(SessionId(session), message), now_s)
         except (wire.WireError, machine.IllegalEvent):
             continue
         for effect in effects:

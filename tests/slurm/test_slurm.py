@@ -199,9 +199,9 @@ def test_a_coordinator_at_its_time_limit_is_requeued_and_one_that_is_cancelled_i
         environment = {"JAXFT_RUN": str(run.folder), "JAXFT_PORT": str(free_ports(1)[0])}
         # The limit is a minute, and Slurm warns a minute before.
         job = run.sbatch("coordinator.sbatch", "coordinator", "--time=1", **environment)
-        said = machine.folder / "coordinator.out"
-        run.until(lambda: said.exists() and said.read_text().count("leads as") == 2, "the second life")
-        assert "coordinator stops" in said.read_text()
+        log = machine.folder / "coordinator.out"
+        run.until(lambda: log.exists() and log.read_text().count("leads as") == 2, "the second life")
+        assert "coordinator stops" in log.read_text()
         machine.ask("scancel", job)
         run.until(lambda: not machine.ask("squeue", "--noheader"), "an empty queue")
         assert machine.show(job)["JobState"] == "CANCELLED"
@@ -215,39 +215,15 @@ def test_a_coordinator_that_is_killed_is_started_again_at_once_and_one_that_cann
         run = Run(machine, tmp_path / "a run")
         environment = {"JAXFT_RUN": str(run.folder), "JAXFT_PORT": str(free_ports(1)[0])}
         job = run.sbatch("coordinator.sbatch", "coordinator", **environment)
-        said = machine.folder / "coordinator.out"
-        run.until(lambda: said.exists() and "leads as" in said.read_text(), "the first life")
+        log = machine.folder / "coordinator.out"
+        run.until(lambda: log.exists() and "leads as" in log.read_text(), "the first life")
         os.kill(coordinator_of(run.folder), signal.SIGKILL)
-        run.until(lambda: said.read_text().count("leads as") == 2, "the second life")
-        assert "The coordinator ended with status 137, and is started again." in said.read_text()
+        run.until(lambda: log.read_text().count("leads as") == 2, "the second life")
+        assert "The coordinator ended with status 137, and is started again." in log.read_text()
         assert (machine.show(job)["JobState"], machine.show(job)["Restarts"]) == ("RUNNING", "0")
         # Its port is taken: by the other one.
         wrong = run.sbatch("coordinator.sbatch", "wrong", "--nodelist=n2", **environment)
         run.until(lambda: machine.show(wrong)["JobState"] == "FAILED", "the end of the wrong job")
-
-
-def test_a_group_whose_launcher_is_killed_is_requeued(tmp_path: Path) -> None:
-    """As by a kernel that is out of memory. The launcher itself takes that as a reason to start a program again."""
-    with slurm(tmp_path / "slurm") as machine:
-        run = Run(machine, tmp_path / "run")
-        run.folder.mkdir()
-        (run.folder / "address").write_text("localhost:1\n")
-        secret = run.folder / "secret"
-        secret.touch(mode=0o600)
-        secret.write_text("a secret that is long enough for a test\n")
-        launchers = run.folder / "launchers"
-        program = ("bash", "-c", 'echo $PPID >> "$0"; exec sleep 600', str(launchers))
-        array = run.sbatch(
-            "groups.sbatch", "%x-%a", "--array=0-0", program=program, JAXFT_RUN=str(run.folder)
-        )
-
-        def lives() -> list[str]:
-            return launchers.read_text().split() if launchers.exists() else []
-
-        run.until(lives, "the first life")
-        os.kill(int(lives()[0]), signal.SIGKILL)
-        run.until(lambda: len(lives()) == 2, "the second life")
-        assert machine.show(f"{array}_0")["Restarts"] == "1"
 
 
 @pytest.mark.parametrize("script", ["coordinator.sbatch", "groups.sbatch"])

@@ -145,7 +145,7 @@ def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(etcd: Et
     async def scenario() -> None:
         store = EtcdStore([etcd.endpoint], prefix, ttl_s=LONG_S)
         await written(store, [examples.saved("good", 3)])
-        for name, value, says in (
+        for name, value, reason in (
             ("saved/a/x", "hello", "not JSON"),
             ("saved/a/x", records.encode(examples.saved("y")).decode(), "does not belong under this key"),
             ("moved/llama", moved, "nothing is known of it"),
@@ -155,7 +155,7 @@ def test_a_job_that_does_not_read_is_kept_as_it_is_and_the_others_begin(etcd: Et
             etcd.ctl("put", key, value)
             opened = await written(store)
             job = name.partition("/")[2]
-            assert re.search(rf"{key}.* cannot be read: .*{says}", opened.unreadable[job])
+            assert re.search(rf"{key}.* cannot be read: .*{reason}", opened.unreadable[job])
             assert list(opened.unreadable) == [job]
             assert list(opened.jobs) == [each for each in ["good"] if each != job]
             assert etcd.ctl("get", key)["kvs"]
