@@ -126,7 +126,7 @@ def test_a_broken_certificate_among_good_ones_is_an_error(tmp_path: Path) -> Non
             -1,
             True,
             "certificate has expired.*; renew it, and restart the coordinator, or set this machine's clock, if that "
-            "is ahead. Or one in `tls.ca` has expired",
+            "is ahead. Or an authority in `tls.ca` has expired",
         ),
         (-1, 30, False, "its certificate is not from an authority in `tls.ca`"),
     ],
@@ -153,7 +153,7 @@ def test_a_group_says_why_it_does_not_trust_the_coordinators_certificate(
             manager.__enter__()
     finally:
         server.stop(None)
-    assert ("authority" in str(raised.value)) != trusted
+    assert ("not from an authority" in str(raised.value)) != trusted
 
 
 def test_a_certificate_for_clients_alone_is_not_taken_for_one_of_another_authority() -> None:
