@@ -7,20 +7,18 @@ spares are paid for. At full speed all groups train, with no failure and a free 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxft_launch.plan import forms
 from jaxft_launch.plan.job import LONGEST_INTERVAL_S, Job
 
-# Published rates differ by about this much from one cluster and month to the next.
-UNCERTAINTY = 0.25
+UNCERTAINTY = 0.25  # of published rates, from one cluster and month to the next
 RESTART, DROPPED = "checkpoint-restart", "dropped replicas"
-# Spares so that this share of the time no place is empty.
-FILLED = 0.99
+FILLED = 0.99  # of the time, enough spares leave no place empty
 PAIRS = ((0, RESTART), (1, RESTART), (0, DROPPED), (1, "jaxft, 0 spares"))
+Row = dict[str, Any]
 LEAST_MTBF_DAYS, MOST_MTBF_DAYS = 0.01, 1e5
-VARIED = (
-    "mtbf_node_days return_s step_s link_gbits save_s shards_per_group groups params exchange_threads".split()
-)
+VARIED = "mtbf_node_days return_s step_s link_gbits save_s shards_per_group groups params exchange_threads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +36,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Swing:
-    """A goodput with 25 % less and with 25 % more of one input."""
-
-    name: str
-    less: float
-    more: float
-
-    @property
-    def size(self) -> float:
-        return abs(self.more - self.less)
-
-
-@dataclass(frozen=True, slots=True)
 class BreakEven:
     """Where a strategy overtakes another: below this MTBF of a node, in days; None: nowhere."""
 
@@ -61,25 +46,12 @@ class BreakEven:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """The same devices as another number of groups."""
-
-    groups: int
-    devices: int
-    time: float
-    cost: float
-
-
-@dataclass(frozen=True, slots=True)
 class Forecast:
     job: Job
     outcomes: tuple[Outcome, ...]
-    swings: tuple[Swing, ...]
+    swings: tuple[Row, ...]  # the goodput in cost with 25 % less and more of an input, the largest first
     break_evens: tuple[BreakEven, ...]
-    sizes: tuple[Size, ...]
-
-    def outcome(self, name: str) -> Outcome:
-        return next(each for each in self.outcomes if each.name == name)
+    sizes: tuple[Row, ...]  # the same devices as other numbers of groups
 
 
 def forecast(job: Job) -> Forecast:
@@ -87,11 +59,11 @@ def forecast(job: Job) -> Forecast:
     names = (RESTART, DROPPED, *(exact_name(count) for count in (0, 1, enough_spares(job))))
     outcomes = tuple(outcome(name, job) for name in names)
     best = max(outcomes[2:], key=lambda each: each.cost).name
-    swings = (_swing(best, job, name) for name in VARIED)
+    swings = [_swing(best, job, name) for name in VARIED.split()]
     return Forecast(
         job,
         outcomes,
-        tuple(sorted(swings, key=lambda each: -each.size)),
+        tuple(sorted(swings, key=lambda each: -abs(each["more"] - each["less"]))),
         tuple(_break_even(exact_name(spares), other, job) for spares, other in PAIRS),
         tuple(_sizes(best, job)),
     )
@@ -103,9 +75,8 @@ def exact_name(spares: int) -> str:
 
 def enough_spares(job: Job) -> int:
     """Return the least number of spares, two at least, that keep all places filled nearly always."""
-    for spares in range(2, job.groups + 1):
-        shares = forms.away(job.groups + spares, job.group_failures, job.back_s)
-        if sum(shares[: spares + 1]) >= FILLED:
+    for spares in range(2, job.groups):
+        if sum(forms.away(job.groups + spares, job.group_failures, job.back_s)[: spares + 1]) >= FILLED:
             return spares
     return max(2, job.groups)
 
@@ -129,10 +100,17 @@ def outcome(name: str, job: Job) -> Outcome:
 
 
 def goodput(name: str, job: Job) -> float:
-    """Return the goodput in time of a strategy."""
+    """Return the goodput in time of a strategy.
+
+    In checkpoint-restart, collectives need no processor. Of dropped replicas, as in TorchFT, a failure costs its
+    detection and the whole step, and all wait while the returning group fetches the state.
+    """
     if name == RESTART:
         return _restart(job)
-    return _dropped(job) if name == DROPPED else exact(job, _spares(name))
+    lost_s = job.detect_s + job.round_s + job.exchange_s + job.heal_s
+    return (
+        _replicas(job, 0, lost_s, lambda n: n / job.groups) if name == DROPPED else exact(job, _spares(name))
+    )
 
 
 def exact(job: Job, spares: int) -> float:
@@ -141,70 +119,41 @@ def exact(job: Job, spares: int) -> float:
     A failure costs its detection, the lost shards, and another exchange. Spares fill the places of lost groups. When
     none is left, the others take the shards, and a step takes as long as the group with most of them.
     """
-    if spares or job.groups == 1:
-        redo_s = job.round_s
-    else:
-        redo_s = job.round_s * math.ceil(job.shards_per_group / (job.groups - 1)) / job.shards_per_group
-    lost_s = job.detect_s + redo_s + job.exchange_s
-
-    def speed(present: int) -> float:
-        return forms.exact_speed(job.groups, present, job.shards_per_group)
-
-    return _replicas(job, spares, lost_s, speed)
-
-
-def _dropped(job: Job) -> float:
-    """Return the goodput in time of dropped replicas, as in TorchFT.
-
-    A failure costs its detection and the whole step, and all wait while the returning group fetches the state.
-    """
-    lost_s = job.detect_s + job.round_s + job.exchange_s + job.heal_s
-    return _replicas(job, 0, lost_s, lambda present: present / job.groups)
+    shards = job.shards_per_group
+    redone = shards if spares or job.groups == 1 else math.ceil(shards / (job.groups - 1))
+    lost_s = job.detect_s + job.round_s * redone / shards + job.exchange_s
+    return _replicas(job, spares, lost_s, lambda present: forms.exact_speed(job.groups, present, shards))
 
 
 def _replicas(job: Job, spares: int, lost_s: float, speed: Callable[[int], float]) -> float:
     shares = forms.away(job.groups + spares, job.group_failures, job.back_s)
     standing = max(0.0, 1.0 - job.failures * lost_s)
     steady = job.round_s / (job.round_s + job.exchange_s)
-    all_lost_s = _all_lost_s(job, spares)
+    all_lost_s = forms.all_lost_mtbf_s(job.groups + spares, job.group_failures, job.back_s)
     saved = forms.restart_goodput(_interval_s(job, all_lost_s), job.save_s, all_lost_s, job.return_s)
-    if math.isinf(all_lost_s):
-        saved = LONGEST_INTERVAL_S / (LONGEST_INTERVAL_S + job.save_s)
     return steady * standing * saved * forms.mean_speed(shares, job.groups, spares, speed)
 
 
 def _restart(job: Job) -> float:
-    """Return the goodput in time of one job that restarts as a whole; its collectives need no processor."""
-    mtbf_s = 1.0 / job.failures
-    steady = job.round_s / (job.round_s + job.link_s)
-    best_s = forms.best_interval_s(job.save_s, mtbf_s, job.return_s)
-    if not best_s:
-        return steady * math.exp(-job.return_s / mtbf_s)
-    return steady * forms.restart_goodput(best_s, job.save_s, mtbf_s, job.return_s)
+    best_s = checkpoint_interval_s(RESTART, job)
+    saved = forms.restart_goodput(best_s, job.save_s, 1.0 / job.failures, job.return_s)
+    return saved * job.round_s / (job.round_s + job.link_s)
 
 
 def checkpoint_interval_s(name: str, job: Job) -> float:
     """Return the best time between checkpoints; with replicas, only the loss of all groups needs one."""
     if name == RESTART:
         return forms.best_interval_s(job.save_s, 1.0 / job.failures, job.return_s)
-    return _interval_s(job, _all_lost_s(job, _spares(name)))
+    all_lost_s = forms.all_lost_mtbf_s(job.groups + _spares(name), job.group_failures, job.back_s)
+    return _interval_s(job, all_lost_s)
 
 
 def _interval_s(job: Job, all_lost_s: float) -> float:
     return min(LONGEST_INTERVAL_S, max(forms.young_s(job.save_s, all_lost_s), job.round_s))
 
 
-def _all_lost_s(job: Job, spares: int) -> float:
-    return forms.all_lost_mtbf_s(job.groups + spares, job.group_failures, job.back_s)
-
-
 def _spares(name: str) -> int:
     return int(name.split()[1]) if name.startswith("jaxft") else 0
-
-
-def _swing(name: str, job: Job, varied: str) -> Swing:
-    costs = (outcome(name, job.scaled(**{varied: 1.0 + by})).cost for by in (-UNCERTAINTY, UNCERTAINTY))
-    return Swing(varied.replace("_", "-"), *costs)
 
 
 def _break_even(winner: str, loser: str, job: Job) -> BreakEven:
@@ -218,18 +167,22 @@ def _break_even(winner: str, loser: str, job: Job) -> BreakEven:
         """The highest MTBF at which the lead changes hands; infinity if the winner leads from the start."""
         if lead(MOST_MTBF_DAYS, price) > 0.0:
             return math.inf
-        found = forms.crossing(
-            lambda rate: lead(1.0 / rate, price), 1.0 / MOST_MTBF_DAYS, 1.0 / LEAST_MTBF_DAYS
-        )
+        rates = (1.0 / MOST_MTBF_DAYS, 1.0 / LEAST_MTBF_DAYS)
+        found = forms.crossing(lambda rate: lead(1.0 / rate, price), *rates)
         return None if found is None else 1.0 / found
 
     return BreakEven(winner, loser, from_above(1.0), from_above(paid))
 
 
-def _sizes(name: str, job: Job) -> Iterator[Size]:
+def _swing(best: str, job: Job, name: str) -> Row:
+    less, more = (outcome(best, job.scaled(**{name: 1.0 + by})).cost for by in (-UNCERTAINTY, UNCERTAINTY))
+    return {"name": name.replace("_", "-"), "less": less, "more": more}
+
+
+def _sizes(best: str, job: Job) -> Iterator[Row]:
     """Larger groups compute their larger part of the batch in the same time."""
     for factor in (0.5, 1.0, 2.0):
         groups, devices = job.groups * factor, job.devices_per_group / factor
         if groups >= 2 and groups == int(groups) and devices >= 1 and devices == int(devices):
-            found = outcome(name, replace(job, groups=int(groups), devices_per_group=int(devices)))
-            yield Size(int(groups), int(devices), found.time, found.cost)
+            found = outcome(best, replace(job, groups=int(groups), devices_per_group=int(devices)))
+            yield {"groups": int(groups), "devices": int(devices), "time": found.time, "cost": found.cost}

@@ -3,12 +3,11 @@
 Times are in seconds and rates per second. Failures are independent and come at a constant rate.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 
 DAY_S = 86400.0
-_NEGLIGIBLE = 1e-15
+NEGLIGIBLE = 1e-15
 
 
 def young_s(save_s: float, mtbf_s: float) -> float:
@@ -18,63 +17,48 @@ def young_s(save_s: float, mtbf_s: float) -> float:
 
 def daly_s(save_s: float, mtbf_s: float) -> float:
     """Return Daly's higher-order interval (2006)."""
-    if save_s >= 2.0 * mtbf_s:
-        return mtbf_s
     ratio = save_s / (2.0 * mtbf_s)
+    if ratio >= 1.0:
+        return mtbf_s
     return young_s(save_s, mtbf_s) * (1.0 + math.sqrt(ratio) / 3.0 + ratio / 9.0) - save_s
 
 
-def ettr(failures: float, restart_s: float, interval_s: float, save_s: float = 0.0) -> float:
+def ettr(failures: float, restart_s: float, interval_s: float) -> float:
     """Return the effective training time ratio of Kokolis et al. (2410.21680): first order in the failure rate."""
-    return max(0.0, 1.0 - failures * (restart_s + interval_s / 2.0)) / (1.0 + save_s / interval_s)
+    return max(0.0, 1.0 - failures * (restart_s + interval_s / 2.0))
 
 
 def restart_goodput(interval_s: float, save_s: float, mtbf_s: float, return_s: float) -> float:
     """Return the goodput of checkpoint-restart, exactly: restarts may fail, too (Daly's complete model)."""
-    exponent = (interval_s + save_s) / mtbf_s
-    if exponent > 500.0 or return_s / mtbf_s > 500.0:
-        return 0.0
-    return interval_s / (mtbf_s * math.exp(return_s / mtbf_s) * math.expm1(exponent))
+    cycle, restart = (interval_s + save_s) / mtbf_s, return_s / mtbf_s
+    if cycle < 1e-12:
+        return interval_s / (interval_s + save_s)
+    return 0.0 if cycle + restart > 500.0 else interval_s / mtbf_s / math.exp(restart) / math.expm1(cycle)
 
 
 def best_interval_s(save_s: float, mtbf_s: float, return_s: float) -> float:
-    """Return the interval of the highest goodput; 0 if saving is free."""
-    if save_s <= 0.0:
-        return 0.0
-    return highest(
-        lambda each: restart_goodput(each, save_s, mtbf_s, return_s), save_s / 100.0, 10.0 * mtbf_s
-    )
+    """Return the interval of the highest goodput, by a ternary search over its logarithm."""
 
+    def value(logarithm: float) -> float:
+        return restart_goodput(math.exp(logarithm), save_s, mtbf_s, return_s)
 
-def highest(value: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one maximum is highest: a ternary search over logarithms."""
-    a, b = math.log(low), math.log(high)
+    a, b = math.log(max(save_s, 1.0) / 100.0), math.log(10.0 * mtbf_s)
     for _ in range(100):
         left, right = a + (b - a) / 3.0, b - (b - a) / 3.0
-        if value(math.exp(left)) < value(math.exp(right)):
-            a = left
-        else:
-            b = right
+        a, b = (left, b) if value(left) < value(right) else (a, right)
     return math.exp((a + b) / 2.0)
 
 
 def crossing(value: Callable[[float], float], low: float, high: float) -> float | None:
-    """Return where a function changes its sign first, from `low` on; None if it does not."""
-    points = [low * (high / low) ** (number / 60.0) for number in range(61)]
-    for left, right in itertools.pairwise(points):
-        if value(left) * value(right) <= 0.0 and value(left) != value(right):
-            return _bisect(value, left, right)
-    return None
-
-
-def _bisect(value: Callable[[float], float], left: float, right: float) -> float:
-    sign = value(left)
+    """Return where a function that is 0 or less at `low` exceeds 0 first; None if it does not."""
+    factor = (high / low) ** (1.0 / 60.0)
+    right = next((at for at in (low * factor**number for number in range(61)) if value(at) > 0.0), None)
+    if right is None:
+        return None
+    left = right / factor
     for _ in range(60):
         middle = math.sqrt(left * right)
-        if (value(middle) > 0.0) == (sign > 0.0):
-            left = middle
-        else:
-            right = middle
+        left, right = (left, middle) if value(middle) > 0.0 else (middle, right)
     return math.sqrt(left * right)
 
 
@@ -85,34 +69,26 @@ def away(groups: int, failures: float, return_s: float) -> list[float]:
     independently, so the number is binomial.
     """
     share = failures * return_s / (1.0 + failures * return_s)
+    if share <= 0.0:
+        return [1.0]
     found: list[float] = []
     for number in range(groups + 1):
-        found.append(math.exp(_log_binomial(groups, number, share)))
-        if number > groups * share and found[-1] < _NEGLIGIBLE:
+        choices = math.lgamma(groups + 1) - math.lgamma(number + 1) - math.lgamma(groups - number + 1)
+        found.append(math.exp(choices + number * math.log(share) + (groups - number) * math.log1p(-share)))
+        if number > groups * share and found[-1] < NEGLIGIBLE:
             break
     return found
 
 
-def _log_binomial(groups: int, number: int, share: float) -> float:
-    if share <= 0.0 or share >= 1.0:
-        return 0.0 if number == (groups if share >= 1.0 else 0) else -math.inf
-    choices = math.lgamma(groups + 1) - math.lgamma(number + 1) - math.lgamma(groups - number + 1)
-    return choices + number * math.log(share) + (groups - number) * math.log1p(-share)
-
-
 def exact_speed(groups: int, present: int, shards_per_group: int) -> float:
     """Return the speed of a step of fixed shards that the present groups divide among themselves."""
-    if present <= 0:
-        return 0.0
-    most = -(-groups * shards_per_group // present)
-    return shards_per_group / most
+    return shards_per_group / -(-groups * shards_per_group // present) if present > 0 else 0.0
 
 
 def mean_speed(shares: Sequence[float], groups: int, spares: int, speed: Callable[[int], float]) -> float:
     """Return the speed over the distribution of absent groups; spares take the place of lost groups."""
-    return sum(
-        share * speed(max(0, min(groups, groups + spares - absent))) for absent, share in enumerate(shares)
-    )
+    present = (max(0, min(groups, groups + spares - absent)) for absent in range(len(shares)))
+    return sum(share * speed(number) for share, number in zip(shares, present, strict=True))
 
 
 def all_lost_mtbf_s(groups: int, failures: float, return_s: float) -> float:
@@ -122,11 +98,3 @@ def all_lost_mtbf_s(groups: int, failures: float, return_s: float) -> float:
         return math.inf
     exponent = groups * (math.log1p(load) - math.log(load)) + math.log(return_s / groups)
     return math.inf if exponent > 700.0 else math.exp(exponent)
-
-
-def tolerant_expense(job: float, blast: float, away_s: float, repair_s: float, mtbf_s: float) -> float:
-    """Return the share of a cluster that failures cost: the whole job for `away_s`, its lost part until repaired.
-
-    `mtbf_s` is one device's: the cluster's failures, divided by its devices (SemiAnalysis, April 2026).
-    """
-    return (away_s * job + repair_s * blast) / mtbf_s

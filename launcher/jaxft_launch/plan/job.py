@@ -1,4 +1,4 @@
-"""The job that is planned, and what its groups need: bytes, processor time, memory, disk, time to heal.
+"""The job that is planned, and its groups' needs: bytes, processor time, memory, disk, time to heal.
 
 The costs of jaxft are the measured ones of docs/performance.md: two CPU cores, no accelerator.
 """
@@ -6,28 +6,20 @@ The costs of jaxft are the measured ones of docs/performance.md: two CPU cores, 
 import math
 from dataclasses import dataclass, replace
 
-from jaxft_launch.plan import forms
+from jaxft_launch.plan.forms import DAY_S
 
 DEVICES_PER_NODE = 8
-# Parameters and two moments, in float32.
-STATE_BYTES = 12
+STATE_BYTES = 12  # parameters and two moments, in float32
 # Processor time for each GB that a rank moves in each direction of an exchange, and GB/s of a heal on one core.
 CPU_S_PER_GB = 0.6
-# jaxft's default for a process with 16 cores or more. That they divide the time is assumed: not measured.
-EXCHANGE_THREADS = 4
 HEAL_GB_PER_S = 3.0
-# A vote and its decision, for each group; and each peer of an exchange, regardless of size.
-VOTE_S = 1e-4
-PEER_S = 2e-4
-# From this number of groups on, a rank is connected to its row and its column alone.
-ROWS_FROM = 48
-# A machine that dies without a word is noticed after a heartbeat timeout.
-DETECT_S = 5.0
-CHECKPOINTS_KEPT = 3
-# Checkpoints for disasters, where no failure of groups needs more of them.
-LONGEST_INTERVAL_S = forms.DAY_S
-# The part of a step that an exchange may take.
-FAIR_SHARE = 0.1
+EXCHANGE_THREADS = 4  # the default from 16 cores on; that they divide the time is assumed, not measured
+VOTE_S, PEER_S = 1e-4, 2e-4  # a vote and its decision, for each group; and each peer of an exchange
+ROWS_FROM = 48  # groups: from there on, a rank is connected to its row and its column alone
+DETECT_S = 5.0  # a machine that dies without a word is noticed after a heartbeat timeout
+CHECKPOINTS_KEPT, LONGEST_INTERVAL_S = 3, DAY_S  # for disasters
+FAIR_SHARE = 0.1  # of a step, for its exchange
+WHOLE = ("groups", "devices_per_group", "shards_per_group", "inner_steps", "bits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +41,9 @@ class Job:
     exchange_threads: float = EXCHANGE_THREADS
 
     @property
-    def nodes_per_group(self) -> float:
-        return self.devices_per_group / DEVICES_PER_NODE
-
-    @property
     def group_failures(self) -> float:
         """Failures of a group, per second."""
-        return self.nodes_per_group / (self.mtbf_node_days * forms.DAY_S)
+        return self.devices_per_group / DEVICES_PER_NODE / (self.mtbf_node_days * DAY_S)
 
     @property
     def failures(self) -> float:
@@ -80,7 +68,7 @@ class Job:
     @property
     def group_bytes_per_s(self) -> float:
         """The links of a group's nodes; a group smaller than a node has its part of the link."""
-        return self.link_gbits * 1e9 / 8 * self.nodes_per_group
+        return self.link_gbits * 1e9 / 8 * self.devices_per_group / DEVICES_PER_NODE
 
     @property
     def link_s(self) -> float:
@@ -88,28 +76,19 @@ class Job:
         return self.moved_bytes / self.group_bytes_per_s
 
     @property
-    def exchange_cpu_s(self) -> float:
-        """Processor time of a group for an exchange."""
-        return CPU_S_PER_GB * self.moved_bytes / 1e9
-
-    @property
     def exchange_s(self) -> float:
         """An exchange of jaxft: its links or its threads, its peers, and the votes."""
         if self.groups == 1:
             return VOTE_S
         peers = self.groups - 1 if self.groups < ROWS_FROM else 2.0 * math.sqrt(self.groups)
-        moved_s = max(self.link_s, self.exchange_cpu_s / self.devices_per_group / self.exchange_threads)
-        return moved_s + peers * PEER_S + self.groups * VOTE_S
-
-    @property
-    def state_bytes(self) -> float:
-        return STATE_BYTES * self.params
+        threads_s = CPU_S_PER_GB * self.moved_bytes / 1e9 / self.devices_per_group / self.exchange_threads
+        return max(self.link_s, threads_s) + peers * PEER_S + self.groups * VOTE_S
 
     @property
     def heal_s(self) -> float:
         """How long a joiner fetches the state, by its links and its cores."""
-        by_cores_s = self.state_bytes / 1e9 / HEAL_GB_PER_S / self.devices_per_group
-        return max(self.state_bytes / self.group_bytes_per_s, by_cores_s)
+        state = STATE_BYTES * self.params
+        return max(state / self.group_bytes_per_s, state / 1e9 / HEAL_GB_PER_S / self.devices_per_group)
 
     @property
     def back_s(self) -> float:
@@ -118,12 +97,8 @@ class Job:
 
     def scaled(self, **factors: float) -> "Job":
         """Return the job with some of its numbers multiplied."""
-        changes = {name: getattr(self, name) * factor for name, factor in factors.items()}
-        whole = ("groups", "devices_per_group", "shards_per_group", "inner_steps", "bits")
-        return replace(
-            self,
-            **{name: max(1, round(value)) if name in whole else value for name, value in changes.items()},
-        )
+        found = {name: getattr(self, name) * factor for name, factor in factors.items()}
+        return replace(self, **{name: max(1, round(v)) if name in WHOLE else v for name, v in found.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,50 +112,26 @@ class Need:
 
 
 def needs(job: Job) -> tuple[Need, ...]:
-    """Return what each group of a job needs."""
-    gb = 1e9
-    steps_healed = math.ceil(job.heal_s / (job.round_s + job.exchange_s)) + 1
-    fair_s = FAIR_SHARE * job.step_s
+    """Return the needs of each group of a job."""
+    steps = math.ceil(job.heal_s / (job.round_s + job.exchange_s)) + 1
+    moved, state, payload = (
+        each / 1e9 for each in (job.moved_bytes, STATE_BYTES * job.params, job.payload_bytes)
+    )
+    fair_gbits = job.link_s / (FAIR_SHARE * job.round_s) * job.link_gbits
+    fair_steps = max(1, math.ceil(job.exchange_s / (FAIR_SHARE * job.step_s)))
     return (
-        Need(
-            "moved each way a step", job.moved_bytes / job.inner_steps / gb, "GB", "2 x payload x (n - 1) / n"
-        ),
+        Need("moved each way a step", moved / job.inner_steps, "GB", "2 x payload x (n - 1) / n"),
         Need("exchange", job.exchange_s, "s", "links, or four threads a rank; peers; votes"),
         Need(
-            "processor a step",
-            job.exchange_cpu_s / job.inner_steps,
-            "CPU s",
-            "0.6 s for each GB moved each way",
+            "processor a step", CPU_S_PER_GB * moved / job.inner_steps, "CPU s", "0.6 s for each GB each way"
         ),
-        Need("link for 10 % of a step", _link_for(job, fair_s * job.inner_steps), "Gbit/s", "of each node"),
-        Need(
-            "inner steps for 10 %",
-            max(1.0, math.ceil(job.exchange_s / fair_s)),
-            "",
-            "where DiLoCo begins to pay",
-        ),
-        Need("state", job.state_bytes / gb, "GB", "parameters and two moments, float32"),
-        Need(
-            "state of a device", job.state_bytes / job.devices_per_group / gb, "GB", "sharded over the group"
-        ),
+        Need("link for 10 % of a step", fair_gbits, "Gbit/s", "of each node"),
+        Need("inner steps for 10 %", fair_steps, "", "where DiLoCo begins to pay"),
+        Need("state", state, "GB", "parameters and two moments, float32"),
+        Need("state of a device", state / job.devices_per_group, "GB", "sharded over the group"),
         Need("heal", job.heal_s, "s", "links, or 3 GB/s a core; the others train on"),
-        Need(
-            "host memory, donor",
-            job.state_bytes / max(1, job.groups - 1) / gb,
-            "GB",
-            "its stripe; all if alone",
-        ),
-        Need(
-            "host memory, log",
-            steps_healed * job.payload_bytes / gb,
-            "GB",
-            f"means of {steps_healed} exchanges",
-        ),
-        Need("host memory, joiner", job.state_bytes / gb, "GB", "receives the whole state"),
-        Need("disk", CHECKPOINTS_KEPT * job.state_bytes / gb, "GB", "three checkpoints, once a job"),
+        Need("host memory, donor", state / max(1, job.groups - 1), "GB", "its stripe; all if alone"),
+        Need("host memory, log", steps * payload, "GB", f"means of {steps} exchanges"),
+        Need("host memory, joiner", state, "GB", "receives the whole state"),
+        Need("disk", CHECKPOINTS_KEPT * state, "GB", "three checkpoints, once a job"),
     )
-
-
-def _link_for(job: Job, seconds: float) -> float:
-    """Return the Gbit/s of a node's link with which an exchange takes this time."""
-    return job.moved_bytes * 8 / 1e9 / job.nodes_per_group / seconds

@@ -21,8 +21,7 @@ _MAY_BE_0 = ("return_s", "save_s")
 _NUMBERS = (
     "params groups devices_per_group step_s shards_per_group inner_steps bits mtbf_node_days link_gbits"
 )
-# Failures of groups in a simulation: fewer of large jobs, whose steps take longer to simulate.
-MOST_FAILURES, LEAST_FAILURES, GROUP_FAILURES = 200, 10, 20_000
+MOST_FAILURES, LEAST_FAILURES, GROUP_FAILURES = 200, 10, 20_000  # to simulate: fewer of large jobs
 Row = tuple[str, ...]
 
 
@@ -92,7 +91,7 @@ def run_plan(options: PlanOptions) -> int:
         job = run.job(job)
     found = forecast(job)
     if options.plot is not None:
-        options.plot.write_text(chart(found, None if run is None else run.goodput), encoding="utf-8")
+        _draw(options.plot, chart(found, None if run is None else run.goodput))
     plan = {
         **asdict(found),
         "needs": [asdict(need) for need in needs(job)],
@@ -103,6 +102,13 @@ def run_plan(options: PlanOptions) -> int:
     return 0
 
 
+def _draw(path: Path, drawing: str) -> None:
+    try:
+        path.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        raise LaunchError(f"--plot {path} cannot be written: {error}") from error
+
+
 def _write(found: Any, text: Any, *, as_json: bool) -> None:
     sys.stdout.write((json.dumps(_finite(found), indent=1) if as_json else text(found)) + "\n")
 
@@ -111,12 +117,11 @@ def _simulated(found: Forecast, *, racks: bool) -> list[dict[str, Any]]:
     from jaxft_launch.plan.simulation import simulate
 
     rows: list[dict[str, Any]] = []
+    failures = max(LEAST_FAILURES, min(MOST_FAILURES, GROUP_FAILURES // found.job.groups))
     for each in found.outcomes[2:]:
         began_s = time.process_time()
-        failures = max(LEAST_FAILURES, min(MOST_FAILURES, GROUP_FAILURES // found.job.groups))
         row = asdict(simulate(found.job, each.spares, failures, seed=1, racks=racks))
-        took_s = time.process_time() - began_s
-        rows.append({"name": each.name, "predicted": each.time, "cpu_s": took_s} | row)
+        rows.append({"name": each.name, "predicted": each.time, "cpu_s": time.process_time() - began_s} | row)
     return rows
 
 
@@ -131,6 +136,12 @@ def plan_text(plan: dict[str, Any]) -> str:
     job, ways = plan["job"], plan["outcomes"]
     failures = job["groups"] * job["devices_per_group"] / 8 / job["mtbf_node_days"]
     fastest, cheapest = (max(ways, key=lambda each: each[by])["name"] for by in ("time", "cost"))
+    evens = map(_break_even, plan["break_evens"])
+    swings = [(e["name"], percent(e["less"]), percent(e["more"])) for e in plan["swings"][:5]]
+    sizes = [
+        (f"{e['groups']} groups of {e['devices']}", percent(e["time"]), percent(e["cost"]))
+        for e in plan["sizes"]
+    ]
     parts = [
         f"{job['groups']} groups of {job['devices_per_group']} devices, {job['params']:.3g} parameters, "
         f"steps of {job['step_s']:g} s; a failure every {duration(86400.0 / failures)}",
@@ -138,31 +149,12 @@ def plan_text(plan: dict[str, Any]) -> str:
             "|goodput|P10|P90|per device paid|device-hours for 1,000 steps|checkpoint every", map(_way, ways)
         ),
         f"Fastest: {fastest}. Cheapest: {cheapest}.",
-        _table(
-            "overtakes, if a node fails every ... or sooner|in time|in cost",
-            (
-                (f"{each['winner']} over {each['loser']}", _days(each["time_days"]), _days(each["cost_days"]))
-                for each in plan["break_evens"]
-            ),
-        ),
-        _table(
-            "moves the cost most|25 % less|25 % more",
-            ((each["name"], percent(each["less"]), percent(each["more"])) for each in plan["swings"][:5]),
-        ),
-        _table(
-            "the same devices|goodput|per device paid",
-            (
-                (
-                    f"{each['groups']} groups of {each['devices']}",
-                    percent(each["time"]),
-                    percent(each["cost"]),
-                )
-                for each in plan["sizes"]
-            ),
-        ),
+        _table("overtakes, if a node fails every ... or sooner|in time|in cost", evens),
+        _table("moves the cost most|25 % less|25 % more", swings),
+        _table("the same devices|goodput|per device paid", sizes),
         _table(
             "a group needs||<|<",
-            ((need["name"], figure(need["value"]), need["unit"], need["why"]) for need in plan["needs"]),
+            ((e["name"], figure(e["value"]), e["unit"], e["why"]) for e in plan["needs"]),
         ),
     ]
     if plan["simulated"]:
@@ -209,10 +201,10 @@ def _targets_text(rows: list[dict[str, Any]]) -> str:
     return f"{table}\n\n{checked} checked, {missed} out of their bounds"
 
 
-def _days(days: float | None) -> str:
-    if days is None:
-        return "never"
-    return "always" if math.isinf(days) else f"{figure(days)} days"
+def _break_even(each: dict[str, Any]) -> Row:
+    days = (each["time_days"], each["cost_days"])
+    texts = ("never" if d is None else "always" if math.isinf(d) else f"{figure(d)} days" for d in days)
+    return (f"{each['winner']} over {each['loser']}", *texts)
 
 
 def percent(share: float) -> str:

@@ -1,15 +1,15 @@
 """A job on a virtual clock: the real cores of the coordinator, the groups and their supervisors decide everything.
 
-Modelled are machines that fail, silently (a heartbeat timeout notices), and come back; a training thread
-that computes, exchanges, heals and replays as its core directs; and streams without delay. In quiet times, up to the
-next failure or return, many steps are simulated as one long step.
+Modelled are machines that fail silently (a heartbeat timeout notices) and come back; a training thread that computes,
+exchanges, heals and replays as its core directs; and streams without delay. In quiet times, up to the next failure or
+return, many steps are simulated as one long step.
 """
 
 import heapq
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -21,18 +21,17 @@ from jaxft_protocol.coordinator import machine as coordinator
 from jaxft_protocol.replica import machine as replica
 from jaxft_protocol.replica import state as r
 
-from jaxft_launch.plan import forms
 from jaxft_launch.plan.forecast import checkpoint_interval_s, exact_name
+from jaxft_launch.plan.forms import DAY_S
 from jaxft_launch.plan.job import DEVICES_PER_NODE, Job
 from jaxft_launch.supervise.core import launch as supervisor
 from jaxft_launch.supervise.core import values as v
-from jaxft_launch.supervise.core.group import Group, Phase, Rules
+from jaxft_launch.supervise.core.group import Group
 
-# Nodes behind one switch or one feed, which fails as often as a node.
-NODES_PER_RACK = 8
-_TICK_S = 1.0
-# In longer rounds, heartbeats report progress, so that no member seems to hang.
-LONG_S = 30.0
+NODES_PER_RACK = 8  # behind one switch or one feed, which fails as often as a node
+TICK_S = 1.0
+LONG_S = 30.0  # in longer rounds, heartbeats report progress, so that no member seems to hang
+HEARTBEAT_BYTES = 2  # without progress, and its answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ class _Process:
 class _Meeting:
     """Where the members of an attempt meet to exchange. `steps`: the real steps that it stands for."""
 
-    quorum: m.NewQuorum
+    first: m.Step
     shards: dict[str, tuple[int, ...]]
     steps: int
     present: list[_Process] = field(default_factory=list["_Process"])
@@ -81,12 +80,12 @@ class _Meeting:
 class _World:
     def __init__(self, job: Job, spares: int, rng: Random, *, racks: bool) -> None:
         self.planned, self.rng, self.now_s = job, rng, 0.0
-        self.rack_mtbf_s = job.mtbf_node_days * forms.DAY_S
-        self.names = [f"group-{number}" for number in range(job.groups)]
-        self.names += [f"spare-{number}" for number in range(spares)]
-        options = c.Options(heartbeat_timeout_s=job.detect_s)
-        self.job = durable.new("planned", options)
-        self.launches = {name: _launch(name) for name in self.names}
+        kinds = {"group": job.groups, "spare": spares}
+        self.names = [f"{kind}-{number}" for kind, count in kinds.items() for number in range(count)]
+        self.job = durable.new("planned", c.Options(heartbeat_timeout_s=job.detect_s))
+        groups = (Group(name=name, spare=name.startswith("spare")) for name in self.names)
+        # Each machine has its own launcher, and the coordinator is elsewhere.
+        self.launches = {each.name: supervisor.Launch(groups=(each,), rules=each.rules) for each in groups}
         self.processes: dict[str, _Process] = {}
         self.sessions: dict[c.SessionId, _Process] = {}
         self.heard: dict[c.SessionId, float] = {}
@@ -94,34 +93,22 @@ class _World:
         self.mail: deque[tuple[c.SessionId, m.GroupMessage | None, m.CoordinatorMessage | None]] = deque()
         self.queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.count = self.failed = self.all_lost = self.steps = self.messages = self.bytes = 0
-        self.weight = 1
-        self.ticks = False
-        self.began_s: float | None = None
+        self.weight, self.ticks, self.began_s = 1, False, math.inf
         self.encoded: tuple[object, object, int] = (None, None, 0)
         for name in self.names:
-            self.after(0.0, self.start, name)
+            self.supervise(name, v.Tick())
         if racks:
             size = max(1, NODES_PER_RACK * DEVICES_PER_NODE // job.devices_per_group)
-            for rack in (
-                tuple(self.names[start : start + size]) for start in range(0, len(self.names), size)
-            ):
-                self.after(self.rng.expovariate(1.0 / self.rack_mtbf_s), self.fail_rack, rack)
+            for start in range(0, len(self.names), size):
+                self.after(self.rack_s(), self.fail_rack, self.names[start : start + size])
 
     def run(self, failures: int) -> Simulated:
         while self.failed < failures or not self.is_steady():
-            if not self.queue:
-                raise RuntimeError(
-                    f"the simulated job stands still: {self.job.waiting or 'nothing is under way'}"
-                )
             self.now_s, _, act, args = heapq.heappop(self.queue)
             act(*args)
             self.deliver()
-        assert self.began_s is not None
         lasted_s = self.now_s - self.began_s
         beats = 2 * m.HEARTBEATS_IN_TIMEOUT / self.job.options.heartbeat_timeout_s * len(self.names)
-        beat = (
-            wire.group_to_proto(m.Heartbeat()).ByteSize() + wire.coordinator_to_proto(m.Alive()).ByteSize()
-        ) / 2
         return Simulated(
             goodput=self.steps * self.planned.round_s / lasted_s,
             failures=self.failed,
@@ -129,17 +116,14 @@ class _World:
             steps=self.steps,
             simulated_s=lasted_s,
             messages=self.messages / lasted_s + beats,
-            bytes=self.bytes / lasted_s + beats * beat,
+            bytes=self.bytes / lasted_s + beats * HEARTBEAT_BYTES,
         )
 
     def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         self.count += 1
         heapq.heappush(self.queue, (self.now_s + delay_s, self.count, act, args))
 
-    # ---- machines ----
-
     def start(self, name: str) -> None:
-        """A group's process is there: its supervisor has started it."""
         self.count += 1
         session, incarnation = c.SessionId(self.count), m.Incarnation(self.count)
         identity = r.Identity("planned", m.GroupName(name), incarnation, f"{name}:1", "coordinator:1")
@@ -153,21 +137,23 @@ class _World:
         self.after(self.rng.expovariate(self.planned.group_failures), self.kill, process)
         self.tick_soon()
 
-    def fail_rack(self, names: tuple[str, ...]) -> None:
+    def rack_s(self) -> float:
+        return self.rng.expovariate(1.0 / (self.planned.mtbf_node_days * DAY_S))
+
+    def fail_rack(self, names: list[str]) -> None:
         for name in names:
             self.kill(self.processes[name])
-        self.after(self.rng.expovariate(1.0 / self.rack_mtbf_s), self.fail_rack, names)
+        self.after(self.rack_s(), self.fail_rack, names)
 
     def kill(self, process: _Process) -> None:
         if process.dead:
             return
         name, process.dead = process.name, True
         self.failed += 1
-        quorum = process.core.quorum
+        core, done = process.core, process.committed
         sign = v.Signed(
-            group=name, rank=0, phase="compute", step=process.core.step, committed=process.committed
+            group=name, rank=0, phase="compute", step=core.step, members=core.last_members, committed=done
         )
-        sign = replace(sign, members=0 if quorum is None else len(quorum.members))
         for event in (sign, v.Ended(name, 0, v.SIGKILLED), v.RestSeen(name, ())):
             self.supervise(name, event)
         wait_s = max(0.0, self.launches[name].group(name).until_s - self.now_s)
@@ -180,9 +166,8 @@ class _World:
         """No group holds the state: all start again, from a checkpoint that is half an interval old."""
         self.all_lost += 1
         interval_s = checkpoint_interval_s(exact_name(len(self.names) - self.planned.groups), self.planned)
-        self.steps -= min(
-            self.steps, round(interval_s / 2 / (self.planned.round_s + self.planned.exchange_s))
-        )
+        lost = round(interval_s / 2 / (self.planned.round_s + self.planned.exchange_s))
+        self.steps -= min(self.steps, lost)
         self.job = durable.new("planned", self.job.options)
         alive = [process for process in self.sessions.values() if not process.dead]
         self.sessions, self.heard, self.meetings = {}, {}, {}
@@ -199,16 +184,12 @@ class _World:
                 started = v.Started(name, (1,))
                 self.launches[name], _ = supervisor.step(self.launches[name], started, self.now_s)
                 self.after(self.planned.return_s, self.start, name)
-        group = self.launches[name].group(name)
-        if group.phase in (Phase.GIVEN_UP, Phase.LEFT):
-            raise RuntimeError(f"{name} is given up by its supervisor: {group.why}")
+        assert not self.launches[name].over
 
-    # ---- the coordinator ----
-
-    def tick_soon(self) -> None:
+    def tick_soon(self, delay_s: float = 0.0) -> None:
         if not self.ticks:
             self.ticks = True
-            self.after(0.0, self.tick)
+            self.after(delay_s, self.tick)
 
     def tick(self) -> None:
         self.ticks = False
@@ -223,22 +204,16 @@ class _World:
         if orphaned_s is not None and self.now_s - orphaned_s > 2 * self.planned.detect_s:
             self.begin_again()
         if not self.is_steady():
-            self.ticks = True
             gathers_s = self.job.ballot.gather_until_s  # further losses; then it acts at the next message
-            self.after(_TICK_S if gathers_s is None else max(0.0, gathers_s - self.now_s), self.tick)
+            self.tick_soon(TICK_S if gathers_s is None else max(0.0, gathers_s - self.now_s))
 
     def is_steady(self) -> bool:
         """Whether the coordinator has acted on all deaths, and no group is on its way into the quorum."""
-        if (
-            self.job.quorum is None
-            or self.job.ballot.lost
-            or any(process.dead for process in self.sessions.values())
-        ):
+        job, member, ready = self.job, c.GroupPhase.MEMBER, c.GroupPhase.READY
+        if job.quorum is None or job.ballot.lost or any(process.dead for process in self.sessions.values()):
             return False
-        joined = (c.GroupPhase.MEMBER, c.GroupPhase.READY)
         return all(
-            group.phase is c.GroupPhase.MEMBER or (group.spare and group.phase in joined)
-            for group in self.job.groups.values()
+            each.phase is member or (each.spare and each.phase is ready) for each in job.groups.values()
         )
 
     def decide(self, event: c.Event) -> None:
@@ -268,17 +243,14 @@ class _World:
 
     def measure(self, message: m.GroupMessage | m.CoordinatorMessage, base: m.NewQuorum | None) -> None:
         """Count a message and its bytes; a message to many is encoded once."""
-        if self.began_s is None:
-            return
         last, last_base, _ = self.encoded
         if message is not last or base is not last_base:
             down = isinstance(message, m.CoordinatorMessage)
             proto = wire.coordinator_to_proto(message, base) if down else wire.group_to_proto(message)
             self.encoded = (message, base, proto.ByteSize())
-        self.messages += self.weight
-        self.bytes += self.weight * self.encoded[2]
-
-    # ---- a group ----
+        if self.now_s >= self.began_s:
+            self.messages += self.weight
+            self.bytes += self.weight * self.encoded[2]
 
     def post(self, process: _Process, event: r.Event) -> None:
         if process.dead:
@@ -305,8 +277,7 @@ class _World:
                 self.post(process, r.Applied(m.Step(step + 1)))
             case r.HealFrom(heal) if process.key != heal.heal_id:
                 process.key = heal.heal_id
-                event = r.Healed(heal.heal_id, heal.step)
-                self.after(self.planned.heal_s, self.done, process, process.key, event)
+                self.after(self.planned.heal_s, self.post, process, r.Healed(heal.heal_id, heal.step))
             case r.Replay(heal, step) if process.key != (heal.heal_id, step, "replay"):
                 process.key = (heal.heal_id, step, "replay")
                 self.post(process, r.Replayed(heal.heal_id, m.Step(step + 1)))
@@ -315,14 +286,8 @@ class _World:
             case _:
                 pass
 
-    def done(self, process: _Process, key: object, event: r.Event) -> None:
-        if process.key == key:
-            self.post(process, event)
-
     def attempt(self, process: _Process, quorum: m.NewQuorum, step: m.Step) -> None:
-        meeting = self.meetings.get((quorum.quorum_id, step))
-        if meeting is None:
-            meeting = self.open(process, quorum, step)
+        meeting = self.meetings.get((quorum.quorum_id, step)) or self.open(process, quorum, step)
         missing = sum(shard not in process.computed for shard in meeting.shards[process.name])
         process.computed.update(meeting.shards[process.name])
         compute_s = meeting.steps * missing * self.planned.round_s / self.planned.shards_per_group
@@ -332,23 +297,21 @@ class _World:
         """Begin an attempt: of many steps at once, where nothing else happens meanwhile."""
         shards = {str(member.group): member.shards for member in quorum.members}
         steps = 1
-        if self.began_s is None and len(shards) == self.planned.groups:
+        if math.isinf(self.began_s) and len(shards) == self.planned.groups:
             self.began_s, self.failed = self.now_s, 0
         if self.is_steady() and not process.computed and not self.ticks:
             most = max(map(len, shards.values()))
             step_s = most * self.planned.round_s / self.planned.shards_per_group + self.planned.exchange_s
             steps = max(1, math.floor((self.queue[0][0] - self.now_s) / step_s)) if self.queue else 1
-        meeting = _Meeting(quorum, shards, steps)
         # A spare that was relieved begins one more attempt of the former quorum, before its release arrives.
         self.meetings = {key: other for key, other in self.meetings.items() if key[1] == step}
-        self.meetings[quorum.quorum_id, step] = meeting
-        return meeting
+        return self.meetings.setdefault((quorum.quorum_id, step), _Meeting(quorum.step, shards, steps))
 
     def arrive(self, process: _Process, key: object, meeting: _Meeting) -> None:
         if process.dead or process.key != key:
             return
         meeting.present.append(process)
-        if len(meeting.present) == len(meeting.quorum.members):
+        if len(meeting.present) == len(meeting.shards):
             self.after(meeting.steps * self.planned.exchange_s, self.exchanged, key, meeting)
 
     def exchanged(self, key: tuple[m.QuorumId, m.Step], meeting: _Meeting) -> None:
@@ -358,19 +321,9 @@ class _World:
         self.weight = meeting.steps
         frontier = self.job.frontier
         for process in meeting.present:
-            due = key[1] == meeting.quorum.step or process.core.step in process.core.digests_due.values()
+            due = key[1] == meeting.first or process.core.step in process.core.digests_due.values()
             self.post(process, r.Exchanged(*key, digest=key[1] + 1 if due else None))
         self.deliver()
         self.weight = 1
-        if self.job.frontier is not None and frontier is not None and self.job.frontier.step > frontier.step:
-            self.steps += meeting.steps if self.began_s is not None else 0
-
-
-def _launch(name: str) -> supervisor.Launch:
-    """Return the launcher of a group: each machine has its own, and the coordinator is elsewhere."""
-    rules = Rules()
-    launch = supervisor.Launch(
-        groups=(Group(name=name, rules=rules, spare=name.startswith("spare")),), rules=rules
-    )
-    launch, _ = supervisor.step(launch, v.Tick(), 0.0)
-    return supervisor.step(launch, v.Started(name, (1,)), 0.0)[0]
+        if self.job.frontier is not frontier and self.now_s >= self.began_s:
+            self.steps += meeting.steps
