@@ -51,6 +51,11 @@ class Options:
     token: bool = False
     """Also the exchange of groups with a token, in the same rounds: the cost of a MAC in place of each checksum."""
 
+    quantize: bool = False
+    """Also means in eight bits, in the same rounds: both exchanges, and what quantises on CPU."""
+    gbit: float | None = None
+    """The kernel paces each connection to this rate, in Gbit/s; but for TorchFT's."""
+
     threads: tuple[int, ...] = ()
     """Also exchanges with these numbers of threads, in the same rounds; each has at most one for each 4 MiB."""
 
@@ -60,6 +65,7 @@ class Options:
         every: dict[str, dict[str, Any]] = {
             "Python": {"python": self.python},
             "with a token": {"token": self.token},
+            "int8": {"quantize": self.quantize},
         }
         every |= {f"{number} threads": {"threads": number} for number in self.threads}
         return {label: argument for label, argument in every.items() if any(argument.values())}
@@ -87,7 +93,8 @@ def run(options: Options) -> tuple[list[Row], list[str]]:
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(workers(*(Worker("benchmarks._ours.exchange") for _ in range(number))))
             ports = [worker.ask("listen", me=me) for me, worker in enumerate(ours)]
-            _all(ours, "join", [{"me": me, "members": number, "ports": ports} for me in range(number)])
+            same = {"members": number, "ports": ports, "gbit": options.gbit}
+            _all(ours, "join", [{"me": me, **same} for me in range(number)])
             peers = _peers(stack, number)
             for case in _cases(options):
                 rounds = options.rounds if case.size_bytes < MANY_BYTES else options.big_rounds

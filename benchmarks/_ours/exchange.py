@@ -5,7 +5,7 @@ import functools
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from unittest import mock
 
@@ -25,6 +25,7 @@ from jaxft._exchange._partials import Partials
 from jaxft._exchange._patience import Patience
 from jaxft._exchange._plan import CHUNK_BYTES, ONE_TRIP_BYTES
 from jaxft._exchange._spans import Contribution, SpanLinks
+from jaxft._programs import _quantise
 from jaxft._transport._listener import Abort, Listener
 from tests.exchange.members import reference_sum
 
@@ -54,9 +55,16 @@ class Member:
         }
         return [*(each.port for each in self._listeners.values()), self._plain.getsockname()[1]]
 
-    def join(self, me: int, members: int, ports: Sequence[Sequence[int]]) -> None:
-        """Connect to the others with bare sockets; with jaxft, the first exchange of each kind does."""
-        self._me, self._members, self._ports = me, members, ports
+    def join(self, me: int, members: int, ports: Sequence[Sequence[int]], gbit: float | None) -> None:
+        """Connect to the others with bare sockets; with jaxft, the first exchange of each kind does.
+
+        Args:
+            me: the number of this member.
+            members: the number of all.
+            ports: what `listen` has returned, of each.
+            gbit: the rate of each connection, in Gbit/s; None: what it can.
+        """
+        self._me, self._members, self._ports, self._gbit = me, members, ports, gbit
         for *_, port in ports[:me]:
             self._socks.append(socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S))
         for _ in ports[me + 1 :]:
@@ -64,17 +72,28 @@ class Member:
         for sock in self._socks:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.settimeout(0.0)
+            self._pace(sock)
 
     def prepare(self, shapes: Sequence[Sequence[int]], dtype: str) -> None:
         """Make this member's contribution, of random numbers."""
         specs = [LeafSpec(f"leaf {i}", tuple(shape), dtype) for i, shape in enumerate(shapes)]
         self._layout = Layout.of(specs)
         self._leaves = [jax.block_until_ready(jax.numpy.asarray(leaf)) for leaf in self._numbers(self._me)]
+        self._halves = [
+            Layout.of([kind(one) for one in self._layout.specs]) for kind in (_exponents_spec, _integers_spec)
+        ]
+        self._scaled = [jax.numpy.zeros_like(leaf) for leaf in self._leaves]
         self._checked = False
         self._bare: list[np.ndarray] = []
 
     def exchange(
-        self, count: int, *, token: bool = False, python: bool = False, threads: int = 1
+        self,
+        count: int,
+        *,
+        token: bool = False,
+        python: bool = False,
+        threads: int = 1,
+        quantize: bool = False,
     ) -> dict[str, Any]:
         """Average `count` times, from JAX arrays to arrays that JAX takes without a copy.
 
@@ -82,9 +101,11 @@ class Member:
             token: with a MAC in place of the checksum of each frame.
             python: without the compiled lane.
             threads: how many it has, each with its own connections.
+            quantize: in eight bits.
         """
         with _python_lane() if python else contextlib.nullcontext():
-            return self._exchange(count, self._links_of(threads, token=token))
+            means_of = self._quantised if quantize else self._means_of
+            return self._exchange(count, self._links_of(threads, token=token), means_of)
 
     def _links_of(self, threads: int, *, token: bool) -> SpanLinks:
         if (token, threads) not in self._links:
@@ -106,7 +127,7 @@ class Member:
             Peer(f"group-{number}", 1, f"127.0.0.1:{each[token]}", (number,))
             for number, each in enumerate(self._ports)
         ]
-        return open_links(
+        links = open_links(
             self._listeners[token],
             job="benchmark",
             quorum_id=1,
@@ -118,31 +139,50 @@ class Member:
             strand=strand,
             before=before,
         )
+        for connection in links.all_connections():
+            self._pace(connection.sock)
+        return links
 
-    def _exchange(self, count: int, links: SpanLinks) -> dict[str, Any]:
-        given_by = functools.partial(
-            Contribution, pieces=cast(Pieces, None), layout_of=lambda _: self._layout
-        )
+    def _pace(self, sock: socket.socket) -> None:
+        if self._gbit is not None:
+            sock.setsockopt(socket.SOL_SOCKET, _MAX_PACING_RATE, round(self._gbit * 1e9 / 8))
+
+    def _exchange(
+        self, count: int, links: SpanLinks, means_of: Callable[[SpanLinks], Sequence[Any]]
+    ) -> dict[str, Any]:
         spans: list[tuple[float, float]] = []
         digests: set[str] = set()
         cpu_s: list[float] = []
         for _ in range(count):
             self._step += 1
             began_cpu_s, began_s = time.process_time(), time.monotonic()
-            partials = Partials(self._layout, self._members)
-            partials.add(self._me, self._leaves)
-            means = links.exchange(
-                given_by(partials),
-                step=self._step,
-                total_shards=self._members,
-                patience=lambda later_s: Patience(TIMEOUT_S + later_s),
-            )
+            means = means_of(links)
             spans.append((began_s, time.monotonic()))
             cpu_s.append(time.process_time() - began_cpu_s)
-            digests.add(self._check(means))
-            del means, partials
+            digests.add(self._check(means, exact=means_of == self._means_of))
+            del means
         (digest,) = digests
         return {"spans": spans, "cpu_s": cpu_s, "digest": digest}
+
+    def _means_of(self, links: SpanLinks) -> list[np.ndarray]:
+        return self._exchanged(links, self._layout, self._leaves)
+
+    def _quantised(self, links: SpanLinks) -> Sequence[jax.Array]:
+        exponents = self._exchanged(links, self._halves[0], jax.block_until_ready(_exponents(self._leaves)))
+        integers = jax.block_until_ready(_integers(self._leaves, exponents))
+        totals = self._exchanged(links, self._halves[1], integers)
+        self._scaled = jax.block_until_ready(_scaled(self._scaled, totals, exponents, self._members))
+        return self._scaled
+
+    def _exchanged(self, links: SpanLinks, layout: Layout, leaves: Sequence[jax.Array]) -> list[np.ndarray]:
+        partials = Partials(layout, self._members)
+        partials.add(self._me, leaves)
+        return links.exchange(
+            Contribution(partials, cast(Pieces, None), lambda _: layout),
+            step=self._step,
+            total_shards=self._members,
+            patience=lambda later_s: Patience(TIMEOUT_S + later_s),
+        )
 
     def bare(self, count: int) -> dict[str, Any]:
         """Move the bytes of such an exchange, without summing."""
@@ -169,12 +209,12 @@ class Member:
             for spec in self._layout.specs
         ]
 
-    def _check(self, means: Sequence[np.ndarray]) -> str:
+    def _check(self, means: Sequence[Any], *, exact: bool) -> str:
         """The first result of the first member against numpy's own, all else by digests, which must be the same."""
         digest = xxhash.xxh3_64()
         for leaf in means:
-            digest.update(leaf.view(np.uint8).reshape(-1).data)
-        if self._me == 0 and not self._checked:
+            digest.update(np.asarray(leaf).view(np.uint8).reshape(-1).data)
+        if exact and self._me == 0 and not self._checked:
             self._checked = True
             same = all(
                 np.array_equal(got.view(np.uint8), wanted.view(np.uint8))
@@ -192,6 +232,40 @@ class Member:
             total = reference_sum([leaf.astype(np.float32) for leaf in leaves])
             means.append((total / np.float32(self._members)).astype(leaves[0].dtype))
         return means
+
+
+# Of asm-generic/socket.h: bytes per second.
+_MAX_PACING_RATE = 47
+
+
+def _exponents_spec(spec: LeafSpec) -> LeafSpec:
+    shape = jax.eval_shape(_quantise.exponents_of, jax.ShapeDtypeStruct(spec.shape, spec.dtype)).shape
+    return LeafSpec(f"{spec.path} exponents", shape, "int8", "max")
+
+
+def _integers_spec(spec: LeafSpec) -> LeafSpec:
+    return LeafSpec(spec.path, spec.shape, "int8", "widened")
+
+
+@jax.jit
+def _exponents(leaves: Sequence[jax.Array]) -> list[jax.Array]:
+    return list(map(_quantise.exponents_of, leaves))
+
+
+@jax.jit
+def _integers(leaves: Sequence[jax.Array], exponents: Sequence[Any]) -> list[jax.Array]:
+    return list(map(_quantise.integers_of, leaves, exponents))
+
+
+# Into the memory of the last means: in a step, `apply` reads the integers and makes no means at all.
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3, keep_unused=True)
+def _scaled(
+    old: Sequence[jax.Array], totals: Sequence[Any], exponents: Sequence[Any], shards: int
+) -> list[jax.Array]:
+    return [
+        _quantise.mean_of(total, exponent, shards, into.dtype)
+        for into, total, exponent in zip(old, totals, exponents, strict=True)
+    ]
 
 
 def _python_lane() -> contextlib.AbstractContextManager[Any]:
