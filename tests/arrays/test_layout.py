@@ -51,11 +51,14 @@ def test_sizes() -> None:
         ("int32", "sum"),
         ("float32", "sum"),
         ("bfloat16", "sum"),
+        ("int8", "max"),
+        ("int8", "widened"),
     ]
-    accumulated = ["float32", "float32", "float64", "float32", "int32", "float32", "float32"]
+    accumulated = ["float32", "float32", "float64", "float32", "int32", "float32", "float32", "int8", "int16"]
     assert [region.sum_dtype for region in layout.regions] == accumulated
-    assert [region.item_bytes for region in layout.regions] == [4, 2, 8, 2, 4, 4, 2]
-    assert [region.sum_item_bytes for region in layout.regions] == [4, 4, 8, 4, 4, 4, 4]
+    assert [region.item_bytes for region in layout.regions] == [4, 2, 8, 2, 4, 4, 2, 1, 1]
+    assert [region.sum_item_bytes for region in layout.regions] == [4, 4, 8, 4, 4, 4, 4, 1, 2]
+    assert [region.result_item_bytes for region in layout.regions] == [4, 2, 8, 2, 4, 4, 2, 1, 2]
     assert all(region.size_bytes % 64 == 0 for region in layout.regions)
     assert layout.size_bytes == sum(region.size_bytes for region in layout.regions)
     assert Layout.of([]).size_bytes == 0

@@ -187,7 +187,7 @@ def test_leaves_are_views_of_regions() -> None:
     leaves = leaves_of(layout, regions)
     for leaf, spec, extent in zip(leaves, MIXED, layout.extents, strict=True):
         assert leaf.shape == spec.shape
-        assert leaf.dtype.name == spec.dtype
+        assert leaf.dtype.name == spec.result_dtype
         assert leaf.flags.c_contiguous
         assert address(leaf) % 64 == 0
         assert np.shares_memory(leaf, regions[extent.region]) == (leaf.size > 0)

@@ -34,6 +34,8 @@ MIXED = (
     LeafSpec("count", (19,), "int32", "sum"),
     LeafSpec("total", (257,), "float32", "sum"),
     LeafSpec("half total", (9,), "bfloat16", "sum"),
+    LeafSpec("exponents", (21,), "int8", "max"),
+    LeafSpec("quantised", (5003,), "int8", "widened"),
 )
 
 # Big enough for several chunks in every slice of a few members.
@@ -83,11 +85,14 @@ def reference_means(specs: tuple[LeafSpec, ...], total: int) -> list[np.ndarray]
     shards = [contribution(specs, shard) for shard in range(total)]
     means: list[np.ndarray] = []
     for spec, *leaves in zip(specs, *shards, strict=True):
-        dtype = {"float64": np.float64, "int32": np.int32}.get(spec.dtype, np.float32)
+        kinds: dict[str, Any] = {"float64": np.float64, "int32": np.int32, "int8": np.int16}
+        dtype = kinds.get(spec.dtype, np.float32)
         result = reference_sum([leaf.astype(dtype) for leaf in leaves])
+        if spec.operation == "max":
+            result = np.max(leaves, axis=0)
         if spec.operation == "mean":
             result = result / dtype(total)
-        means.append(np.asarray(result).astype(spec.dtype))
+        means.append(np.asarray(result).astype(spec.result_dtype))
     return means
 
 

@@ -99,7 +99,7 @@ def test_results_are_fresh_aligned_and_contiguous() -> None:
     assert_same_bits(first, second)
     for one, other, spec in zip(first, second, MIXED, strict=True):
         assert not np.shares_memory(one, other)
-        assert (one.shape, one.dtype.name) == (spec.shape, spec.dtype)
+        assert (one.shape, one.dtype.name) == (spec.shape, spec.result_dtype)
         assert one.flags.c_contiguous
         assert one.ctypes.data % 64 == 0
 
@@ -130,12 +130,12 @@ def test_alone_needs_every_shard() -> None:
 @pytest.mark.parametrize(
     ("spoil", "match"),
     [
-        (lambda leaves: leaves[:-1], "A contribution has 9 leaves, .* laid out for 10"),
+        (lambda leaves: leaves[:-1], "A contribution has 11 leaves, .* laid out for 12"),
         (
             lambda leaves: [leaves[0].T, *leaves[1:]],
             r"'matrix' has shape \(70, 130\) .* laid out for \(130, 70\)",
         ),
-        (lambda leaves: [*leaves[:-1], leaves[-1].astype(np.float32)], "'half total' .* dtype float32"),
+        (lambda leaves: [*leaves[:-1], leaves[-1].astype(np.float32)], "'quantised' .* dtype float32"),
     ],
 )
 def test_other_leaves_are_refused_and_change_nothing(spoil, match) -> None:
