@@ -132,156 +132,115 @@ def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", str(RULES))
 
 
-def case(alert: str, at: str, series: dict[str, str], *firing: dict[str, str]) -> dict[str, Any]:
-    """One test of promtool: these series, one value a minute, and for which labels the alert fires."""
-    severity = next(rule["labels"]["severity"] for rule in ALERTS if rule["alert"] == alert)
-    return {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": values} for name, values in series.items()],
-        "alert_rule_test": [
-            {
-                "eval_time": at,
-                "alertname": alert,
-                "exp_alerts": [{"exp_labels": {**labels, "severity": severity}} for labels in firing],
-            }
-        ],
-    }
-
-
-JOB = 'job="j"'
+# Metrics of a coordinator; all others are of job "j".
+OF_COORDINATOR = (
+    "leads",
+    "store_blocked_seconds",
+    "certificate_expires_timestamp_seconds",
+    "job_failures_total",
+)
 EXPIRES, TWO_WEEKS_S = "jaxft_certificate_expires_timestamp_seconds", 14 * 24 * 3600
-GONE = {f"jaxft_idle{{{JOB}}}": "1x10"}
-# Alerts about the last half hour or hour, and what makes them fire.
+J, C = {"job": "j"}, {"instance": "c"}
+
+
+def case(alert: str, at: str, series: str, *firing: dict[str, str]) -> dict[str, Any]:
+    """One test of promtool: these series, one value a minute, and the labels of alerts that fire.
+
+    Series in short: `waiting=1x10; departures_total{how="lost"}=0+1x40`.
+    """
+    severity = next(rule["labels"]["severity"] for rule in ALERTS if rule["alert"] == alert)
+    given: list[dict[str, str]] = []
+    for each in series.split("; "):
+        name, values = each.rsplit("=", 1)
+        name, _, labels = name.rstrip("}").partition("{")
+        labels = ",".join(filter(None, ("" if name in OF_COORDINATOR else 'job="j"', labels)))
+        given.append({"series": f"jaxft_{name}{{{labels}}}", "values": values})
+    expected = [{"exp_labels": {**labels, "severity": severity}} for labels in firing]
+    asked = {"eval_time": at, "alertname": alert, "exp_alerts": expected}
+    return {"interval": "1m", "input_series": given, "alert_rule_test": [asked]}
+
+
+# Alerts about the last half hour or hour, with series that make them fire.
 WHILE_IT_LASTED = {
-    "JaxftGroupsFlap": {f'jaxft_departures_total{{{JOB},how="lost"}}': "0+1x200"},
-    "JaxftStepsRetried": {
-        f'jaxft_steps_retried_total{{{JOB},reason="failed"}}': "0+1x200",
-        f"jaxft_steps_committed_total{{{JOB}}}": "0+10x200",
-    },
-    "JaxftGoodputLow": {
-        f"jaxft_goodput_seconds_total{{{JOB}}}": "0+30x200",
-        f'jaxft_badput_seconds_total{{{JOB},source="OTHER"}}': "0+30x200",
-    },
+    "JaxftGroupsFlap": 'departures_total{how="lost"}=0+1x200',
+    "JaxftStepsRetried": 'steps_retried_total{reason="failed"}=0+1x200; steps_committed_total=0+10x200',
+    "JaxftGoodputLow": 'goodput_seconds_total=0+30x200; badput_seconds_total{source="OTHER"}=0+30x200',
 }
 CASES = [
-    case("JaxftNoLeader", "5m", {"jaxft_leads": "0x10"}, {}),
-    case("JaxftNoLeader", "5m", {'jaxft_leads{i="1"}': "0x10", 'jaxft_leads{i="2"}': "1x10"}),
+    case("JaxftNoLeader", "5m", "leads=0x10", {}),
+    case("JaxftNoLeader", "5m", 'leads{i="1"}=0x10; leads{i="2"}=1x10'),
     # Where one Prometheus scrapes several, each namespace has its own.
     case(
         "JaxftNoLeader",
         "8m",
-        {'jaxft_leads{namespace="one"}': "1x20", 'jaxft_leads{namespace="two",i="1"}': "1 1 1 stale _x20"},
+        'leads{namespace="one"}=1x20; leads{namespace="two",i="1"}=1 1 1 stale _x20',
         {"namespace": "two"},
     ),
+    # The other one took over.
     case(
         "JaxftNoLeader",
         "8m",
-        {
-            'jaxft_leads{namespace="two",i="1"}': "1 1 1 stale _x20",  # the other one took over
-            'jaxft_leads{namespace="two",i="2"}': "0 0 0 1x20",
-        },
+        'leads{namespace="two",i="1"}=1 1 1 stale _x20; leads{namespace="two",i="2"}=0 0 0 1x20',
     ),
-    case("JaxftNoLeader", "8m", {"jaxft_leads": "1 1 stale _x20"}, {}),
-    case("JaxftJobHalted", "1m", {f"jaxft_halted{{{JOB}}}": "0 1"}, {"job": "j"}),
-    case("JaxftJobWaiting", "4m", {f"jaxft_waiting{{{JOB}}}": "1x10"}),
-    case(
-        "JaxftJobWaiting",
-        "6m",
-        {f"jaxft_waiting{{{JOB}}}": "1x10", f"jaxft_paused{{{JOB}}}": "0x10"},
-        {"job": "j"},
-    ),
-    case("JaxftJobWaiting", "6m", {f"jaxft_waiting{{{JOB}}}": "1x10", f"jaxft_paused{{{JOB}}}": "1x10"}),
-    case("JaxftJobGone", "4m", GONE | {f"jaxft_halted{{{JOB}}}": "0x10"}),
-    case("JaxftJobGone", "6m", GONE | {f"jaxft_halted{{{JOB}}}": "0x10"}, {"job": "j"}),
-    case("JaxftJobGone", "6m", GONE | {f"jaxft_halted{{{JOB}}}": "1x10"}),  # JaxftJobHalted fires
-    case("JaxftJobGone", "9m", {f"jaxft_idle{{{JOB}}}": "1 1 1 1 0 1x10", f"jaxft_halted{{{JOB}}}": "0x20"}),
+    case("JaxftNoLeader", "8m", "leads=1 1 stale _x20", {}),
+    case("JaxftJobHalted", "1m", "halted=0 1", J),
+    case("JaxftJobWaiting", "4m", "waiting=1x10"),
+    case("JaxftJobWaiting", "6m", "waiting=1x10; paused=0x10", J),
+    case("JaxftJobWaiting", "6m", "waiting=1x10; paused=1x10"),
+    case("JaxftJobGone", "4m", "idle=1x10; halted=0x10"),
+    case("JaxftJobGone", "6m", "idle=1x10; halted=0x10", J),
+    case("JaxftJobGone", "6m", "idle=1x10; halted=1x10"),  # JaxftJobHalted fires
+    case("JaxftJobGone", "9m", "idle=1 1 1 1 0 1x10; halted=0x20"),
     # No commit since the coordinator leads, as after its restart, has no time of the last one.
-    *(
-        case(
-            "JaxftJobStalled",
-            "40m",
-            {
-                f"jaxft_steps_committed_total{{{JOB}}}": committed,
-                f"jaxft_quorum_members{{{JOB}}}": f"{members}x60",
-            },
-            *firing,
-        )
-        for committed, members, firing in (
-            ("0x60", 3, [{"job": "j"}]),
-            ("0 1 2 3x60", 3, [{"job": "j"}]),
-            ("0+1x60", 3, []),
-            ("0x60", 0, []),  # JaxftJobWaiting fires
-        )
-    ),
+    case("JaxftJobStalled", "40m", "steps_committed_total=0x60; quorum_members=3x60", J),
+    case("JaxftJobStalled", "40m", "steps_committed_total=0 1 2 3x60; quorum_members=3x60", J),
+    case("JaxftJobStalled", "40m", "steps_committed_total=0+1x60; quorum_members=3x60"),
+    case(
+        "JaxftJobStalled", "40m", "steps_committed_total=0x60; quorum_members=0x60"
+    ),  # JaxftJobWaiting fires
     # Of two coordinators with a job of one name, each has its own.
     case(
         "JaxftJobStalled",
         "40m",
-        {
-            f'jaxft_steps_committed_total{{{JOB},namespace="done"}}': "9x60",
-            f'jaxft_quorum_members{{{JOB},namespace="done"}}': "0x60",
-            f'jaxft_steps_committed_total{{{JOB},namespace="busy"}}': "0+1x60",
-            f'jaxft_quorum_members{{{JOB},namespace="busy"}}': "3x60",
-        },
+        'steps_committed_total{namespace="done"}=9x60; quorum_members{namespace="done"}=0x60; '
+        'steps_committed_total{namespace="busy"}=0+1x60; quorum_members{namespace="busy"}=3x60',
     ),
     case(
         "JaxftGroupsFlap",
         "30m",
-        {f'jaxft_departures_total{{{JOB},how="lost",namespace="{n}"}}': "0 3 4x40" for n in ("one", "two")},
+        "; ".join(f'departures_total{{how="lost",namespace="{n}"}}=0 3 4x40' for n in ("one", "two")),
     ),
-    case(
-        "JaxftGroupsMissing",
-        "20m",
-        {f"jaxft_quorum_members{{{JOB}}}": "2x30", f"jaxft_quorum_places{{{JOB}}}": "3x30"},
-        {"job": "j"},
-    ),
-    case("JaxftGroupsFlap", "30m", {f'jaxft_departures_total{{{JOB},how="lost"}}': "0+1x40"}, {"job": "j"}),
-    case("JaxftGroupsFlap", "30m", {f'jaxft_departures_total{{{JOB},how="left"}}': "0+1x40"}),
+    case("JaxftGroupsMissing", "20m", "quorum_members=2x30; quorum_places=3x30", J),
+    case("JaxftGroupsFlap", "30m", 'departures_total{how="lost"}=0+1x40', J),
+    case("JaxftGroupsFlap", "30m", 'departures_total{how="left"}=0+1x40'),
     case(
         "JaxftStepsRetried",
         "60m",
-        {
-            f'jaxft_steps_retried_total{{{JOB},reason="failed"}}': "0+1x90",
-            f"jaxft_steps_committed_total{{{JOB}}}": "0+10x90",
-        },
-        {"job": "j"},
+        'steps_retried_total{reason="failed"}=0+1x90; steps_committed_total=0+10x90',
+        J,
     ),
-    case(
-        "JaxftGoodputLow",
-        "2h",
-        {
-            f"jaxft_goodput_seconds_total{{{JOB}}}": "0+30x200",
-            f'jaxft_badput_seconds_total{{{JOB},source="OTHER"}}': "0+30x200",
-        },
-        {"job": "j"},
-    ),
+    case("JaxftGoodputLow", "2h", WHILE_IT_LASTED["JaxftGoodputLow"], J),
     # Ten minutes in which the groups of a healthy job start are much of its first hour, and then no more.
     *(
         case(
             "JaxftGoodputLow",
             at,
-            {
-                f"jaxft_goodput_seconds_total{{{JOB}}}": "0x10 0+60x200",
-                f'jaxft_badput_seconds_total{{{JOB},source="PROGRAM_STARTUP"}}': "0+60x10 600x200",
-            },
+            'goodput_seconds_total=0x10 0+60x200; badput_seconds_total{source="PROGRAM_STARTUP"}=0+60x10 600x200',
         )
         for at in ("32m", "48m", "80m")
     ),
     # Losses before a job finished are over: nothing is to be done about them.
     *(
-        case(alert, "2h", series | {f"jaxft_finished{{{JOB}}}": finished}, *firing)
+        case(alert, "2h", f"{series}; finished={finished}", *firing)
         for alert, series in WHILE_IT_LASTED.items()
-        for finished, firing in (("0x200", [{"job": "j"}]), ("0x60 1x140", []))
+        for finished, firing in (("0x200", [J]), ("0x60 1x140", []))
     ),
     # A job of one name that another coordinator has, and that has not finished.
     case(
         "JaxftGroupsFlap",
         "2h",
-        {
-            f'jaxft_departures_total{{{JOB},how="lost",namespace="busy"}}': "0+1x200",
-            f'jaxft_finished{{{JOB},namespace="done"}}': "1x200",
-            f'jaxft_finished{{{JOB},namespace="busy"}}': "0x200",
-        },
+        'departures_total{how="lost",namespace="busy"}=0+1x200; finished{namespace="done"}=1x200; '
+        'finished{namespace="busy"}=0x200',
         {"job": "j", "namespace": "busy"},
     ),
     # A scrape that fails, as of a busy coordinator, neither begins the wait again nor ends an alert.
@@ -289,34 +248,16 @@ CASES = [
         case(
             alert,
             at,
-            {f"{name}{{{labels}}}": f"{values}x4 stale {values}x40" for name, values in series.items()},
+            "; ".join(f"{name}={value}x4 stale {value}x40" for name, value in series.items()),
             firing,
         )
-        for alert, ats, labels, firing, series in (
-            ("JaxftJobHalted", ("5m",), JOB, {"job": "j"}, {"jaxft_halted": 1}),
-            ("JaxftJobWaiting", ("5m", "6m"), JOB, {"job": "j"}, {"jaxft_waiting": 1, "jaxft_paused": 0}),
-            ("JaxftJobGone", ("5m", "6m"), JOB, {"job": "j"}, {"jaxft_idle": 1, "jaxft_halted": 0}),
-            (
-                "JaxftJobStalled",
-                ("27m",),
-                JOB,
-                {"job": "j"},
-                {"jaxft_steps_committed_total": 7, "jaxft_quorum_members": 3},
-            ),
-            (
-                "JaxftGroupsMissing",
-                ("16m",),
-                JOB,
-                {"job": "j"},
-                {"jaxft_quorum_members": 2, "jaxft_quorum_places": 3},
-            ),
-            (
-                "JaxftStoreSlow",
-                ("5m", "6m"),
-                'instance="c"',
-                {"instance": "c"},
-                {"jaxft_store_blocked_seconds": 9},
-            ),
+        for alert, ats, firing, series in (
+            ("JaxftJobHalted", ("5m",), J, {"halted": 1}),
+            ("JaxftJobWaiting", ("5m", "6m"), J, {"waiting": 1, "paused": 0}),
+            ("JaxftJobGone", ("5m", "6m"), J, {"idle": 1, "halted": 0}),
+            ("JaxftJobStalled", ("27m",), J, {"steps_committed_total": 7, "quorum_members": 3}),
+            ("JaxftGroupsMissing", ("16m",), J, {"quorum_members": 2, "quorum_places": 3}),
+            ("JaxftStoreSlow", ("5m", "6m"), C, {'store_blocked_seconds{instance="c"}': 9}),
         )
         for at in ats
     ),
@@ -324,26 +265,28 @@ CASES = [
     case(
         "JaxftGroupsFlap",
         "60m",
-        {
-            f'jaxft_departures_total{{{JOB},how="lost"}}': "0+1x59 stale 60x40",
-            f"jaxft_finished{{{JOB}}}": "0x40 1x18 stale 1x40",
-        },
+        'departures_total{how="lost"}=0+1x59 stale 60x40; finished=0x40 1x18 stale 1x40',
     ),
-    case("JaxftStoreSlow", "10m", {'jaxft_store_blocked_seconds{instance="c"}': "9x20"}, {"instance": "c"}),
+    case("JaxftStoreSlow", "10m", 'store_blocked_seconds{instance="c"}=9x20', C),
     # promtool's time begins at 0. A scrape that fails takes nothing back.
     *(
-        case("JaxftCertificateExpires", at, {f'{EXPIRES}{{instance="c"}}': values}, *firing)
+        case(
+            "JaxftCertificateExpires",
+            at,
+            f'{EXPIRES.removeprefix("jaxft_")}{{instance="c"}}={values}',
+            *firing,
+        )
         for at, values, *firing in (
             ("1m", f"{TWO_WEEKS_S + 90}x20"),
-            ("2m", f"{TWO_WEEKS_S + 90}x20", {"instance": "c"}),
-            ("300m", f"{TWO_WEEKS_S + 90}x1 stale _x400", {"instance": "c"}),
+            ("2m", f"{TWO_WEEKS_S + 90}x20", C),
+            ("300m", f"{TWO_WEEKS_S + 90}x1 stale _x400", C),
             ("2m", f"{2 * TWO_WEEKS_S}x20"),
         )
     ),
     case(
         "JaxftCoordinatorError",
         "10m",
-        {'jaxft_job_failures_total{instance="c",job="j"}': "0 0 1x20"},
+        'job_failures_total{instance="c",job="j"}=0 0 1x20',
         {"instance": "c", "job": "j"},
     ),
 ]
