@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from jaxft_coordinator.http._metrics import read
 from jaxft_coordinator.shell._server import Server
 from jaxft_protocol.coordinator.job import Options, PauseAsked
@@ -70,27 +69,6 @@ def test_what_alerts_count_begins_at_zero():
 def of_groups(view: Any, name: str) -> list[Any]:
     """A field of each group in a view of a job."""
     return [each[name] for each in view["group_list"]]
-
-
-def test_the_time_of_a_pause_before_the_first_step_is_not_counted():
-    desk = Watching(Desk.open(min_replicas=2).job)
-    desk.hello("a")
-    desk.now_s += 5.0
-    desk.do(PauseAsked(paused=True))
-    before = told_of(desk)
-    desk.now_s += 3600.0
-    desk.come("b")
-    after = told_of(desk)
-    assert (before["state"], after["state"]) == ("paused", "paused")
-    assert before["badput_seconds"] == after["badput_seconds"]
-    assert before["badput_seconds"]["PROGRAM_STARTUP"] == pytest.approx(5.0, abs=0.1)
-    desk.do(PauseAsked(paused=False))
-    assert told_of(desk)["state"] == "starting"
-    desk.now_s += 7.0
-    desk.come("a", incarnation=2)
-    after = told_of(desk)
-    assert after["state"] == "training"
-    assert after["badput_seconds"]["PROGRAM_STARTUP"] == pytest.approx(12.0, abs=0.1)
 
 
 def test_the_time_of_a_pause_is_not_counted():

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import trustme
 from jaxft_coordinator._arguments import Arguments, exposure_of
 from jaxft_coordinator._version import __version__
 from jaxft_protocol import credentials
@@ -70,27 +69,6 @@ def test_a_secret_that_others_can_read_is_not_used(
     assert status == 1
     assert "is accessible to users other than its owner (mode 0644): make it private with `chmod 600" in sent
     assert SECRET.decode() not in sent
-
-
-def test_certificates_that_cannot_be_used_stop_it_before_it_listens(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    authority = trustme.CA()
-    ca = tmp_path / "ca.pem"
-    authority.cert_pem.write_to_path(ca)
-    for flags, text in (
-        (
-            ["--tls-cert", "missing.pem", "--tls-key", "missing.key"],
-            "cannot read the TLS certificate 'missing.pem'",
-        ),
-        (["--tls-cert", str(ca)], "a TLS certificate was given without its private key: give both"),
-        (["--tls-client-ca", str(ca)], "--tls-client-ca needs --tls-cert and --tls-key: give all three"),
-        (["--tls-cert", str(ca), "--tls-key", str(ca)], "do not make a pair"),
-    ):
-        status, sent = run_here(monkeypatch, capsys, "--bind", "localhost:0", *flags)
-        assert status == 1
-        assert sent.startswith("jaxft-coordinator: ")
-        assert text in sent
 
 
 def test_it_says_its_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

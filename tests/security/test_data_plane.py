@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import pytest
 from jaxft_protocol import credentials
@@ -252,23 +252,3 @@ def impostor(script: list[bytes]) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.getsockname()[1]}"
         thread.join()
-
-
-def test_a_flood_from_one_machine_drives_out_its_own_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_door, "_MAX_UNKNOWN", 8)
-    with listening() as listener, ExitStack() as stack:
-
-        def from_address(address: str) -> socket.socket:
-            sock = socket.create_connection(
-                ("127.0.0.1", listener.port), timeout=PATIENCE_S, source_address=(address, 0)
-            )
-            return stack.enter_context(sock)
-
-        slow = from_address("127.0.0.2")  # the oldest of all
-        flood = [from_address("127.0.0.3") for _ in range(40)]
-        assert_ended(flood[30])
-        sent = raw_request()
-        slow.sendall(sent)
-        nonce = slow.recv(len(challenge(bytes(32))), socket.MSG_WAITALL)[-32:]
-        slow.sendall(response(KEY, sent, nonce))
-        take(listener).close()

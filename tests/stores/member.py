@@ -7,14 +7,12 @@ It first opens its store. Then, for each line that it reads:
     forever   append one step after the other until the store is lost
     one       append the next step
     big N     append the next step in a record of N bytes
-    limit N   write to no file beyond N bytes from now on
     close     close the store
 """
 
 import asyncio
 import json
 import logging
-import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -62,10 +60,6 @@ class Member:
                 await self.append()
             case ["big", size]:
                 await self.append(padding="x" * int(size))
-            case ["limit", size]:
-                hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-                resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), hard))
-                say("limited")
             case ["close"]:
                 await self._store.close()
                 say("closed")

@@ -98,26 +98,6 @@ def test_who_is_frozen_still_leads(tmp_path: Path):
 # ---- no room ----
 
 
-def test_a_limit_on_the_files_size_fails_the_append_and_nothing_else(tmp_path: Path):
-    folder = tmp_path / "store"
-    with processes.members(tmp_path) as members:
-        process = members.start("a:1", kind="file", folder=folder)
-        process.hear("leads")
-        process.ask("one", "acknowledged")
-        # The kernel writes as many bytes as fit, and refuses the rest.
-        process.ask(f"limit {(folder / f'{FILE}-wal').stat().st_size + 30}", "limited")
-        failed = process.ask("big 50000", "failed")
-        assert failed["errno"] == errno.EIO
-        for part in (str(folder / FILE), "Nothing was written", "ulimit -f"):
-            assert part in failed["why"]
-        assert process.ask("one", "failed")["step"] == failed["step"] == 1
-        process.ask(f"limit {1 << 30}", "limited")
-        assert process.ask("big 50000", "acknowledged")["step"] == 1
-        assert process.ask("one", "acknowledged")["step"] == 2
-        process.kill()
-        assert step_in(folder) == 2
-
-
 def may_mount() -> str:
     """Why this test cannot have a separate file system; "" if it can."""
     if shutil.which("unshare") is None:
