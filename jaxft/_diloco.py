@@ -84,7 +84,7 @@ def diloco(
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, jaxft
-        >>> inner = optax.adam(1e-2)
+        >>> inner = optax.sgd(1e-2, momentum=0.9)
         >>> def inner_step(state, batch):
         ...     params, moments = state
         ...     loss, grads = jax.value_and_grad(lambda p: jnp.mean((batch @ p - 1.0) ** 2))(params)
