@@ -52,7 +52,7 @@ def test_what_was_appended_is_remembered(tmp_path: Path):
 
 
 @given(examples.histories(), examples.histories())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 def test_what_is_remembered_is_the_fold_of_what_was_appended(
     tmp_path_factory: pytest.TempPathFactory, first: list[list[Record]], second: list[list[Record]]
 ):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jaxft_coordinator.stores.records import Led, RecordError, decode, encode
 from jaxft_protocol.coordinator.job import Record, Saved
@@ -14,11 +14,13 @@ from tests.stores import examples
 LED = st.builds(Led, examples.numbers, examples.texts)
 
 
+@settings(max_examples=50)
 @given(examples.any_record() | LED)
 def test_a_record_comes_back_as_it_was(record: Record | Led):
     assert decode(encode(record)) == record
 
 
+@settings(max_examples=50)
 @given(examples.any_record())
 def test_equal_records_have_equal_bytes(record: Record):
     assert encode(decode(encode(record))) == encode(record)  # pyright: ignore[reportArgumentType]
@@ -74,6 +76,7 @@ def test_foreign_bytes_are_refused_with_what_is_wrong(data: bytes, reason: str):
         decode(data)
 
 
+@settings(max_examples=50)
 @given(st.binary(max_size=200))
 @example(b"null")
 def test_any_bytes_are_a_record_or_refused(data: bytes):
@@ -90,6 +93,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(examples.any_saved(), st.data())
 def test_a_record_with_anything_in_any_place_is_a_record_or_refused(record: Saved, data: st.DataObject):
     value = json.loads(encode(record))

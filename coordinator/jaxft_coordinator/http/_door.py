@@ -74,16 +74,11 @@ class Door:
 
     def end_idle(self) -> None:
         """End connections that have been idle for too long. Call this again and again."""
-        gone = [
-            peer
-            for peer, guest in self._guests.items()
-            if guest.protocol and guest.protocol not in self._live
-        ]
-        for peer in gone:
-            del self._guests[peer]
         now_s = time.monotonic()
-        for guest in self._guests.values():
-            if not guest.requests and now_s - guest.idle_since_s > TIMEOUT_S:
+        for peer, guest in list(self._guests.items()):
+            if guest.protocol and guest.protocol not in self._live:
+                del self._guests[peer]
+            elif not guest.requests and now_s - guest.idle_since_s > TIMEOUT_S:
                 guest.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
