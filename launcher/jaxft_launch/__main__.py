@@ -61,20 +61,8 @@ def _run(arguments: Sequence[str] | None) -> None:
             print(f"jaxft {__version__}")
         case ["-h" | "--help"]:
             print(HELP, end="")
-        case ["launch", *rest]:
-            _launch(rest)
-        case ["chaos", *rest]:
-            _chaos(rest)
-        case ["status", *rest]:
-            _status(rest)
-        case ["drain", *rest]:
-            _drain(rest)
-        case ["doctor", *rest]:
-            _doctor(rest)
-        case ["check", *rest]:
-            _check(rest)
-        case ["plan", *rest]:
-            _plan(rest)
+        case [name, *rest] if name in _COMMANDS:
+            _COMMANDS[name](rest)
         case other:
             print(HELP, end="", file=sys.stderr)
             if other:
@@ -183,6 +171,17 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Return our own options, and the words of the program after the first two dashes."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return own, arguments[len(own) + 1 :]
+
+
+_COMMANDS: dict[str, Callable[[list[str]], NoReturn]] = {
+    "launch": _launch,
+    "chaos": _chaos,
+    "status": _status,
+    "drain": _drain,
+    "doctor": _doctor,
+    "check": _check,
+    "plan": _plan,
+}
 
 
 if __name__ == "__main__":

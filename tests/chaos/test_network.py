@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -143,18 +142,6 @@ def test_nothing_passes_a_cut_link_and_everything_once_it_is_mended(groups: Grou
     assert ends(far) in (None, ConnectionResetError)
 
 
-@pytest.mark.parametrize("linger", [b"", struct.pack("ii", 1, 0)], ids=["FIN", "RST"])
-def test_not_even_the_end_of_a_connection_passes_a_cut_link(groups: Groups, linger: bytes) -> None:
-    near, far = groups.pair("group-0", "group-1")
-    groups.network.cut([("group-0", "group-1")])
-    if linger:
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-    near.close()
-    assert is_silent(far)
-    groups.network.repair([("group-0", "group-1")])
-    assert ends(far) is (ConnectionResetError if linger else None)
-
-
 @pytest.mark.parametrize(("into", "out"), [(True, True), (True, False), (False, True)])
 def test_around_a_group_are_the_links_with_everybody(groups: Groups, *, into: bool, out: bool) -> None:
     groups.network.cut(groups.network.around("group-1", into=into, out=out))
@@ -223,25 +210,3 @@ def test_a_capped_link_takes_its_time(groups: Groups) -> None:
     assert 0.3 < time.monotonic() - began_s
     groups.network.cap([("group-0", "group-1")], None)
     passes(near, far, bytes(400_000))
-
-
-def test_an_error_of_its_own_is_raised_by_the_next_call() -> None:
-    def where(name: str) -> int:
-        raise KeyError(name)
-
-    network = Network(GROUPS, where)
-
-    def broken() -> bool:
-        with contextlib.suppress(RuntimeError):
-            network.spare()
-            return False
-        return True
-
-    def carry() -> None:
-        with network:
-            host, _, port = network.coordinator_of("group-0").rpartition(":")
-            with socket.create_connection((host, int(port)), PATIENCE_S):
-                patience.until(broken, "the error", limit_s=10.0)
-
-    with pytest.raises(RuntimeError, match="failed on a connection: KeyError"):
-        carry()

@@ -166,14 +166,3 @@ def test_json_has_the_promised_keys_first_and_rounds() -> None:
     assert result["versions"]["jax"]
     never = verdict_json(judge(replace(disturbed(), histories=()), None), seed=7)
     assert (never["stall_ms"], never["back_s"], never["undisturbed_s_per_step"]) == ([None], [None], None)
-
-
-def test_the_text_of_a_failure_says_what_and_where() -> None:
-    record = disturbed()
-    for step in range(1, 10):
-        record = with_history(record, with_step(record.histories[0], step, shards=(0, 0)))
-    text = text_of(judge(with_digest(record, 0, "d1"), undisturbed()))
-    assert "VERDICT: FAILED. Work was lost. The groups did not all end with the same state." in text
-    assert "step 1: group-0 (incarnation 0) computed shard 0 2 times" in text
-    assert "and 4 more reasons" in text
-    assert "group-0 d1, group-1 d0, group-2 d0" in text

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,16 +68,6 @@ def test_it_dies_where_the_ordered_phase_begins(tmp_path: Path, phase: str) -> N
     assert word.phase == phase
     assert word.dies_t_s is not None
     assert word.first_t_s <= word.t_s <= word.dies_t_s
-
-
-def test_it_takes_its_time_for_a_step_if_it_is_told_to(tmp_path: Path) -> None:
-    file = words_beside(tmp_path / "events.jsonl")
-    with victim(tmp_path, steps=10**6) as process:
-        order(tmp_path, b"pace 0.5\n")
-        deadline_s = patience.machine_s() + PATIENCE_S
-        while (word := read_word(file)) is None or word.phase != "compute" or time.time() - word.t_s < 0.3:
-            assert patience.machine_s() < deadline_s
-            assert process.poll() is None
 
 
 def test_an_order_that_cannot_be_carried_out_ends_it_with_an_error(tmp_path: Path) -> None:

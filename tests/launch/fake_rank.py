@@ -3,16 +3,14 @@
     fake_rank.py FOLDER LIFE...    the last LIFE is for all further lives too
 
 A LIFE is a list of words: `steps:N` commits N steps; `phase:NAME:STEP` writes a phase of a step; `say:TEXT`;
-`env:NAME` prints that variable; `gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`;
-`starts:NAME` starts a process that stays, and adds its number to a file in FOLDER; `kill`; `stop` (SIGSTOP);
-`shows` prints its stacks on SIGUSR2; `alive` touches the phase file forever; `mute` waits forever; `drains:STEP` is
-drained on SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD` for that group.
+`gate:NAME` waits for a file in FOLDER; `made:NAME` makes it; `exit:STATUS`; `kill`; `stop` (SIGSTOP); `shows` prints
+its stacks on SIGUSR2; `alive` touches the phase file forever; `mute` waits forever; `drains:STEP` is drained on
+SIGTERM; `deaf` ignores SIGTERM. A word `1=WORD` is only for rank 1, and `group-1=WORD` for that group.
 """
 
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -55,8 +53,6 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             tell(name, int(step))
         case ["say", text]:
             sys.stdout.write(f"{text}\n")
-        case ["env", name]:
-            sys.stdout.write(f"{name}={os.environ.get(name)}\n")
         case ["gate", name]:
             while not (folder / name).exists():
                 time.sleep(0.01)
@@ -64,8 +60,6 @@ def do(what: str, *values: str, folder: Path, file: WordFile, began_s: float) ->
             (folder / name).touch()
         case ["exit", status]:
             sys.exit(int(status))
-        case ["starts", name]:
-            subprocess.Popen(["sh", "-c", f"echo $$ >> {folder / name}; exec sleep 3600"])
         case ["kill"]:
             os.kill(os.getpid(), signal.SIGKILL)
         case ["stop"]:

@@ -61,16 +61,3 @@ def test_a_command_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("JAXFT_TOKEN", "0" * 64)
     code = "import os; print('JAXFT_TOKEN' in os.environ)"
     assert answer(Asking([sys.executable, "-c", code], every_s=0.0)).text == "False"
-
-
-def test_a_command_that_cannot_be_started_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    asking = Asking(["echo", "0"], every_s=0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(_asking, "start_beside", fail)
-        found = asking.poll(0.0)
-    assert found is not None
-    assert "Too many open files" in found.text
-    assert answer(asking).text == "0"

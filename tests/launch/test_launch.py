@@ -1,6 +1,5 @@
 """`jaxft launch` with real processes that do not train: what only processes can show. Decisions: test_core_*.py."""
 
-import json
 import os
 import re
 import shlex
@@ -40,15 +39,6 @@ def test_a_job_that_is_done(folder: Path) -> None:
     assert "[group-0] hello" in running.text()
     assert "[group-1] hello" in running.text()
     assert (folder / "group-0.0.log").read_text() == "hello\n"
-
-
-def test_a_launch_goes_on_where_its_lines_cannot_be_written(folder: Path) -> None:
-    """Its output may be a file on a disk that is full, or a pipe whose reader is gone."""
-    with Path("/dev/full").open("wb") as full:
-        command = launch_command(folder, *NOWHERE, program=(*FAKE, "say:hello steps:2 exit:0"))
-        patience.run(command, stdout=full, stderr=subprocess.DEVNULL)
-    last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])
-    assert (last["event"], last["status"]) == ("launch_ended", 0)
 
 
 def test_exit_statuses_count_where_the_parent_ignores_ended_children(folder: Path) -> None:
@@ -118,34 +108,6 @@ def test_a_process_that_is_stopped_is_replaced(folder: Path) -> None:
         running.until("group_started", 2)
     assert late["phase"] == "silence"
     assert not is_alive(late["pid"])
-
-
-def test_no_process_outlives_a_launcher_that_is_killed(folder: Path) -> None:
-    lives = ("deaf made:up-{rank} mute",)
-    with fakes(folder, "--nproc", "2", lives=lives) as running:
-        for rank in range(2):
-            running.until_file(f"up-{rank}")
-        pids = running.pids()
-        running.process.kill()
-        patience.until(lambda: not any(map(is_alive, pids)), "the ranks to end")
-
-
-@pytest.mark.parametrize("end", ["kill", "exit:0"])
-def test_what_a_process_has_started_ends_with_it(folder: Path, end: str) -> None:
-    """A loader of data that stays behind keeps its memory, its ports and perhaps a device from the next life."""
-
-    def left() -> list[int]:
-        file = folder / "left"
-        return list(map(int, file.read_text().split())) if file.exists() else []
-
-    lives = (f"steps:1 starts:left gate:left {end}", "steps:3 made:second gate:go exit:0")
-    with fakes(folder, lives=lives) as running:
-        if end != "exit:0":
-            running.until_file("second")
-            assert [is_alive(pid) for pid in left()] == [False]
-            (folder / "go").touch()
-        assert running.status() == 0, running.text()
-    assert [is_alive(pid) for pid in left()] == [False]
 
 
 SHARES = """
@@ -260,19 +222,6 @@ def test_a_second_launch_of_a_group_in_a_folder_is_refused_before_it_changes_any
     assert second.stderr == (
         f"jaxft: Another `jaxft launch` runs group-0 in --folder {folder}: name another folder, or end that launch "
         "first.\n"
-    )
-
-
-def test_a_script_that_cannot_be_run_says_why(folder: Path, tmp_path: Path) -> None:
-    """Such as a script with the line ends of Windows: the kernel finds no interpreter of that name."""
-    script = tmp_path / "train"
-    script.write_bytes(b"#!/bin/sh\r\n")
-    script.chmod(0o755)
-    with launch(folder, *NOWHERE, "--max-restarts", "0", program=(str(script),)) as running:
-        assert running.status() == 1
-    assert (folder / "group-0.0.log").read_text() == (
-        f"jaxft cannot run {str(script)!r}: No such file or directory. The first line of a script must name a "
-        "program that is there, and end as on Unix.\n"
     )
 
 

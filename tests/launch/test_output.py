@@ -16,7 +16,6 @@ from jaxft_launch.supervise._output import (
     Row,
     Table,
     make_output,
-    table_of,
 )
 
 ROW = Row(group="group-1", state="runs", pids=(7, 8), starts=2, phase="compute", step=41, phase_s=3.4)
@@ -54,17 +53,6 @@ def test_a_terminal_has_a_table() -> None:
     shown = text_of(stream)
     assert "[group-1] [bold]loss" in shown
     assert "compute" in shown
-
-
-def test_the_table_has_a_row_for_each_group() -> None:
-    from rich.console import Console
-
-    stream = io.StringIO()
-    other = Row(group="group-2", state="waits", pids=(), starts=1, phase="", step=0, phase_s=None)
-    Console(file=stream, width=100).print(table_of([ROW, other]))
-    first, second = [line.split() for line in text_of(stream).splitlines() if "group-" in line]
-    assert first == ["group-1", "runs", "compute", "3", "s", "41", "2", "7", "8"]
-    assert second == ["group-2", "waits", "-", "-", "-", "1", "-"]
 
 
 def test_a_log_is_read_line_by_line(tmp_path: Path) -> None:

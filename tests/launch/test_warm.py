@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jaxft_protocol.credentials import job_key, read_secret
 
 from jaxft_launch.processes._processes import Child, Processes
 from jaxft_launch.processes._warm import Warm, with_statuses
 from tests import patience
-from tests.clusters import cluster
 
 pytestmark = pytest.mark.processes
 PROGRAM = """
@@ -49,31 +47,6 @@ signal.sigwait({signal.SIGTERM})
 worker.communicate(b"done")
 print("the worker has ended with", worker.returncode, flush=True)
 """
-
-# Two groups with a token: their first step, and then which modules they have imported for it.
-TRAINING = """
-import sys
-import jax  # brings back the modules of JAX that the warm process has imported
-before = set(sys.modules)
-import jax.numpy as jnp, jaxft
-
-def train_step(state, batch):
-    return state - 0.1 * jaxft.pmean(state * batch), {}
-
-def batch_for(step, shard):
-    return jnp.full(3, shard + 1.0)
-
-with jaxft.Manager(min_replicas=2) as manager:
-    step = jaxft.fault_tolerant(train_step, manager, shards=2)
-    state = step.join(jnp.ones(3), batch_for)
-    for number in manager.steps(2):
-        state, metrics = step(state, batch_for)
-    print(len(manager.report.members))
-public = [getattr(jaxft, name) for name in jaxft.__all__]
-heavy = ("jax", "jaxlib", "jaxft", "jaxft_protocol", "grpc", "google", "cryptography", "xxhash")
-print(sorted(name for name in set(sys.modules) - before if name.split(".")[0] in heavy))
-"""
-
 
 # What JAX reads when it is imported: options of each type, and an option that is set too late.
 VARIABLES = """
@@ -291,16 +264,6 @@ def test_its_forks_end_with_it(tmp_path: Path, program: Path) -> None:
         assert ended(later) == 5
 
 
-@pytest.mark.long
-def test_leaving_asks_forks_to_end_before_their_warm_process(tmp_path: Path, program: Path) -> None:
-    with Processes(tmp_path, cwd=tmp_path) as processes:
-        warm = processes.start_warm("warm", environment={"JAX_PLATFORMS": "cpu"})
-        assert warm.until_ready()
-        child = run(processes, warm, program, "wait")
-        patience.until(lambda: "up" in child.log.read_text(), "the fork")
-    assert child.exit_code() == -signal.SIGTERM
-
-
 def exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -328,23 +291,3 @@ def test_a_warm_process_does_not_outlive_its_launcher(tmp_path: Path, program: P
         pids = [int(word) for word in parent.stdout.readline().split()]
         parent.kill()
     patience.until(lambda: not any(exists(pid) for pid in pids), "both to end")
-
-
-@pytest.mark.long
-def test_a_fork_imports_nothing_for_its_first_step(tmp_path: Path, processes: Processes, warm: Warm) -> None:
-    training, secret = tmp_path / "training.py", tmp_path / "secret"
-    training.write_text(TRAINING)
-    secret.write_bytes(b"a secret of enough bytes")
-    secret.chmod(0o600)
-    with cluster(tmp_path) as here:
-        here.start_coordinator("--token-file", str(secret))
-        job = {
-            "JAXFT_COORDINATOR": f"localhost:{here.port}",
-            "JAXFT_TOKEN": job_key(read_secret(secret), "default").hex(),
-        }
-        groups = [run(processes, warm, training, **job, JAXFT_GROUP=name) for name in ("a", "b")]
-        for group in groups:
-            assert ended(group) == 0, group.log.read_text()
-    for group in groups:
-        assert group.warm
-        assert group.log.read_text().splitlines()[-2:] == ["2", "[]"]
