@@ -39,8 +39,8 @@ class Measured:
     def job(self, planned: Job) -> Job:
         """Return a job with the run's numbers; its steps and returns include exchanges and heals."""
         names = ("groups", "shards_per_group", "step_s", "return_s", "detect_s")
-        group_mtbf_s = (self.groups + self.spares) * self.lasted_s / max(1, self.failures)
-        days = group_mtbf_s / DAY_S * planned.devices_per_group / DEVICES_PER_NODE
+        ran_s = (self.groups + self.spares) * self.lasted_s - self.failures * self.return_s
+        days = ran_s / max(1, self.failures) / DAY_S * planned.devices_per_group / DEVICES_PER_NODE
         return replace(planned, mtbf_node_days=days, **{name: getattr(self, name) for name in names})
 
 
@@ -72,8 +72,8 @@ def measure(events: Sequence[Event], shards_per_group: int) -> Measured:
         LaunchError: they hold too little.
     """
     quorums = [each for each in events if each["event"] == "quorum_changed"]
-    groups = max((len(each["members"]) for each in quorums), default=0)
-    began = next((each["t"] for each in quorums if len(each["members"]) == groups), float("inf"))
+    groups = max((each["members"] for each in quorums), default=0)
+    began = next((each["t"] for each in quorums if each["members"] == groups), float("inf"))
     marks = [each for each in events if each["event"] in OF_THE_JOB and "step" in each and each["t"] >= began]
     if len(marks) < 2 or marks[-1]["step"] <= marks[0]["step"]:
         raise LaunchError(
@@ -91,8 +91,8 @@ def measure(events: Sequence[Event], shards_per_group: int) -> Measured:
     silent = sum("heartbeat" in each.get("reason", "") for each in lost) / max(1, len(lost))
     return Measured(
         groups=groups,
-        spares=len({name for each in quorums for name in each["members"]}) - groups,
-        shards_per_group=max((each["shards"] for each in calm), default=shards_per_group),
+        spares=max(0, len({each["group"] for each in events if "group" in each}) - groups),
+        shards_per_group=max((len(each["shards"]) for each in calm), default=shards_per_group),
         steps=marks[-1]["step"] - marks[0]["step"],
         step_s=statistics.median(times),
         lasted_s=marks[-1]["t"] - marks[0]["t"],
@@ -113,13 +113,13 @@ def _quiet_times_s(marks: Sequence[Event], groups: int) -> list[float]:
     """Return the times of steps between two changes of the membership, under full quorums."""
     times: list[float] = []
     for before, after in itertools.pairwise(marks):
-        full = before["event"] == "quorum_changed" and len(before["members"]) == groups
+        full = before["event"] == "quorum_changed" and before["members"] == groups
         if full and (steps := after["step"] - before["step"]) > 1:
             times += [(after["t"] - before["t"]) / steps] * steps
     return times
 
 
 def _returns_s(lost: Sequence[Event], quorums: Sequence[Event]) -> list[float]:
-    joined = [(each["t"], name) for each in quorums for name in each["joined"]]
+    joined = [(each["t"], name) for each in quorums for name in each.get("joined", ())]
     later = ([t for t, name in joined if name == each["group"] and t > each["t"]] for each in lost)
     return [min(times) - each["t"] for each, times in zip(lost, later, strict=True) if times]
