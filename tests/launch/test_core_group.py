@@ -23,7 +23,7 @@ from tests.launch.core import Play, no_deadlines, play
 
 def overdue_after(one: Play, seconds: float) -> list[RankOverdue]:
     one.after(seconds)
-    one.after(2.0)
+    one.after(3.0)
     return one.entries(RankOverdue)
 
 
@@ -53,12 +53,12 @@ def test_a_new_sign_in_the_same_phase_ends_the_silence_but_not_the_phase() -> No
     assert overdue_after(one, 10.0)[0].phase == "silence"
 
 
-def test_what_is_overdue_shows_its_stacks_and_is_killed_a_second_later() -> None:
+def test_what_is_overdue_shows_its_stacks_and_is_killed_three_seconds_later() -> None:
     one = play(1, ranks=2, rules=Rules(deadlines={"compute": 10.0}))
     for rank in range(2):
         one.sign("group-0", "compute", 3, rank=rank)
     assert one.after(11.0) == [ShowStacks("group-0")]
-    assert Kill("group-0") in one.after(1.0)
+    assert Kill("group-0") in one.after(3.0)
     assert "its group is killed. It may wait for another" in one.lines
     for rank in range(2):
         one.end("group-0", -9, rank=rank)
@@ -166,7 +166,7 @@ def test_a_start_that_fails_is_tried_again() -> None:
     assert one["group-0"].phase is Phase.WAITING
     assert "group-0 cannot be started: [Errno 24]" in one.lines
     one.starts = True
-    one.after(2.0)
+    one.after(3.0)
     assert one["group-0"].phase is Phase.RUNNING
 
 

@@ -51,8 +51,8 @@ from jaxft_launch.supervise.core.entries import (
 from jaxft_launch.supervise.core.ladder import Ladder
 from jaxft_launch.supervise.core.life import (
     DEADLINES_S,
-    LAST_WORDS_S,
     SILENCE,
+    STACKS_S,
     Life,
     Rank,
     ended,
@@ -391,7 +391,7 @@ def _watch(group: Group, now_s: float, around: Around) -> Result:
         return _out_of_time(group)
     if group.phase is Phase.RUNNING and (overdue := late(life, now_s, group.rules.deadlines)):
         life = replace(life, overdue=overdue, failed=overdue.rank)
-        group = replace(group, phase=Phase.ENDING, until_s=now_s + LAST_WORDS_S, life=life)
+        group = replace(group, phase=Phase.ENDING, until_s=now_s + STACKS_S, life=life)
         return group, (ShowStacks(group.name),)
     if not group.stays:
         return group, ()

@@ -51,6 +51,8 @@ DEADLINES_S: Mapping[str, float] = MappingProxyType(
 )
 # For the other processes of a life that has failed.
 LAST_WORDS_S = 1.0
+# For the processes of a life that is overdue, to write their stacks: on a busy machine a second is too short.
+STACKS_S = 3.0
 # JAX ends a rank so, within a tenth of a second, when rank 0 has ended: the reason is the end of rank 0.
 ABORTED = (-6, 128 + 6)
 
