@@ -63,8 +63,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
     parser.add_argument(
         "--edit", type=int, action="append", default=[], help="before this step, with step.edit"
     )
-    parser.add_argument("--look", type=int, default=0, help="every how many calls, at the step, to log it")
-    parser.add_argument("--touch", type=int, default=-1, help="before this step, behind the job's back")
     parser.add_argument("--copy", action="store_true", help="give the step a copy of its state")
     parser.add_argument("--world", default="", help="RANK:RANKS:PORT:DEVICES, as in worker.py")
     parser.add_argument(
@@ -122,12 +120,8 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
                     state = step.edit(state, slower)
                 if arguments.copy:
                     state = jax.tree.map(jnp.copy, state)
-                if number == arguments.touch:
-                    state = {**state, "rate": jnp.float32(0.01)}
                 state, _ = step(state, batch_for)
                 write(event="step", number=number, step=int(state["step"]))
-                if arguments.look and number % arguments.look == 0:
-                    print(f"at step {step.step}")  # noqa: T201
             write(event="finished", step=step.step, digest=jaxft.digest(state))
 
         if not arguments.coordinator:

@@ -81,19 +81,6 @@ def test_it_resumes_from_the_newest_checkpoint_and_says_so(undisturbed: str, tmp
         assert "40" in saved_steps(here)  # also the last state
 
 
-@pytest.mark.storm
-def test_with_a_new_coordinator_as_well(undisturbed: str, tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        train_and_kill_all(here)
-        assert here.coordinator is not None
-        here.coordinator.kill()
-        here.coordinator.wait()
-        here.start_coordinator()
-        workers = resume(here)
-        assert {worker.digest for worker in workers} == {undisturbed}
-        assert "founded at step 20" in here.coordinator_log.read_text()
-
-
 @pytest.mark.long
 def test_a_damaged_checkpoint_is_passed_over(undisturbed: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as here:

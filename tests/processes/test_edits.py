@@ -1,6 +1,5 @@
 """Edits of the state between two steps: made by the whole job, or by none of it. On real processes."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -85,23 +84,6 @@ def test_a_spare_that_makes_an_edit_of_its_own_is_told(tmp_path: Path) -> None:
         assert spare.process.returncode == 1
         assert spare.logged("This group has edited the state before step 8")
         here.until_finished(group)
-
-
-@pytest.mark.long
-def test_a_resumed_job_makes_the_edit_of_the_step_at_which_it_resumes(tmp_path: Path) -> None:
-    flags = (*EDITS, "--checkpoints", str(tmp_path / "checkpoints"))
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        expected = finished_alone(here, *EDITS)
-        first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
-        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and first.step == 13, "step 13")
-        first.process.send_signal(signal.SIGKILL)
-        here.until_dead(first)
-        here.until_lost("group-0")
-        again = here.start("group-0", *flags, script=LOOPS)
-        here.until_finished(again)
-        assert again.events()[0] == {"event": "joined", "step": 10, "count": 10}
-        assert again.digest == expected
 
 
 @pytest.mark.long

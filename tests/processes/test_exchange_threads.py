@@ -1,6 +1,5 @@
 """SIGKILL while groups exchange with several threads each, on real processes: the bits of one process alone."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -53,21 +52,3 @@ def test_a_kill_in_an_exchange_of_several_threads_changes_nothing(phase: str, tm
         for worker in survivors:
             assert worker.logged("exchanges in up to 3 strands")
             assert worker.logged("exchanges in up to 2 strands")
-
-
-@pytest.mark.long
-def test_a_group_that_computes_longer_than_5_s_is_named_by_who_waits_for_it(tmp_path: Path) -> None:
-    gate = tmp_path / "computes"
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        flags = ("--steps", "6", "--exchange-threads", "3", *WIDTH)
-        slow = {"group-1": ("--gate", f"3:{gate}")}
-        groups = here.start_together(("group-0", "group-1"), lambda name: (*flags, *slow.get(name, ())))
-        logged = re.compile(
-            r"The exchange of step 3 in quorum \d+ is still waiting for group 'group-1' \(.*:\d+\) after \d+ s. "
-            "Not all members are known to have computed; until they have, there is no time limit."
-        )
-        here.until(lambda: logged.search(groups["group-0"].log()), "group-1 to be named by a thread")
-        gate.touch()
-        here.until_finished(*groups.values())
-        assert len(logged.findall(groups["group-0"].log())) == 1

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import Worker, cluster, digest_alone
-from tests.processes.ranks import digest_of, start_ranks
-from tests.processes.returns import group_that_returns, ranks_that_return
+from tests.processes.ranks import start_ranks
+from tests.processes.returns import group_that_returns
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -55,15 +55,6 @@ def test_a_checkpoint_is_refused_on_others(tmp_path: Path) -> None:
     assert not refused.steps()
     assert resumed.steps()[0]["step"] == 7
     assert resumed.digest == digest_alone(9, *FROZEN)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["spread", "numpy"])
-def test_groups_of_several_processes(kind: str, tmp_path: Path) -> None:
-    flags = (*STEPS, *FROZEN, "--frozen-as", kind)
-    (tmp_path / "alone").mkdir()
-    first, back = ranks_that_return(tmp_path, flags, die="exchange step 4")
-    assert first.leader.digest == back.leader.digest == digest_of(tmp_path / "alone", 2, *flags)
 
 
 @pytest.mark.long

@@ -67,44 +67,6 @@ def test_groups_whose_loops_end_at_different_steps_are_told(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("look", [0, 2])
-def test_a_range_that_would_train_too_far_is_caught(look: int, tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        held = tmp_path / "held"
-        # Long enough for the first to be under way however late the second enters.
-        gated = ("--loop", "range", "--look", str(look), "--steps", "1000000", "--gate", f"5:{held}")
-        first = here.start("group-0", *gated, script=LOOPS)
-        here.until(lambda: first.step == 5, "step 5")
-        second = here.start("group-1", *gated, script=LOOPS)
-        here.until(lambda: second.logged("heals to step 5"), "the second to heal")
-        held.touch()
-        until_ended(here, second)
-        assert second.process.returncode == 1
-        assert second.logged("The loop that calls the step does not follow the job: it is at step")
-        assert second.logged("for number in manager.steps(total):")
-        # It looks at the step after the call in which it heals, and then not after the next one.
-        assert len(second.steps()) == (2 if look else 1), "and trains no step too many"
-
-
-@pytest.mark.long
-def test_a_range_after_a_restore_is_caught(tmp_path: Path) -> None:
-    flags = ("--checkpoints", str(tmp_path / "checkpoints"), "--loop", "range")
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        first = here.start("group-0", *flags, "--gate", f"13:{tmp_path / 'never'}", script=LOOPS)
-        here.until(lambda: (tmp_path / "checkpoints" / "10").is_dir() and first.step == 13, "step 13")
-        first.process.send_signal(signal.SIGKILL)
-        here.until_dead(first)
-        here.until_lost("group-0")
-        again = here.start("group-0", *flags, script=LOOPS)
-        until_ended(here, again)
-        assert again.process.returncode == 1
-        assert again.logged("it is at step 10, because its state was restored from a checkpoint")
-        assert not again.steps()
-
-
-@pytest.mark.long
 def test_checkpoints_without_restore_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     flags = ("--checkpoints", str(folder))

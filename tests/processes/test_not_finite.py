@@ -61,19 +61,3 @@ def test_skip_leaves_the_state_as_it_was_also_for_one_that_replays_it(tmp_path: 
         assert [e["nonfinite"] != "" for e in workers["group-0"].steps()] == [s == 8 for s in range(1, 17)]
         assert "step 7 changes nothing: " in workers["group-0"].log()
         assert "step 7 changes nothing: " in again.log(), "it has not replayed the step"
-
-
-@pytest.mark.long
-def test_groups_must_agree_on_it_and_a_warning_changes_nothing(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        gate = tmp_path / "gate"
-        first = here.start("group-0", "--steps", "8", "--nonfinite", "allow", "--gate", f"3:{gate}")
-        here.until(lambda: first.step == 3, "the job to run")
-        second = here.start("group-1", "--steps", "8", "--nonfinite", "skip")
-        here.until(lambda: second.process.poll() is not None, "the refusal")
-        assert "nonfinite: the job has 'allow', this group 'skip'" in second.log()
-        third = here.start("group-2", "--steps", "8", "--nonfinite", "warn")
-        here.until(lambda: third.logged("heals to step"), "the third to join")
-        gate.touch()
-        here.until_finished(first, third)

@@ -95,13 +95,6 @@ def test_a_failure_that_one_group_has_is_its_own(tmp_path: Path) -> None:
         assert "halts" not in here.coordinator_log.read_text()
 
 
-@pytest.mark.long
-def test_a_group_whose_failure_has_passed_heals_with_its_next_call(tmp_path: Path) -> None:
-    with cluster(tmp_path) as here:
-        again = run_until_it_is_back(here, *UNREADABLE, "--times", "1")
-        assert f"OSError('{TEXT}')" in str(raised(again)[0]["error"])
-
-
 def test_a_shard_that_no_group_can_read_stops_the_job_once_with_its_name(tmp_path: Path) -> None:
     with cluster(tmp_path) as here:
         here.start_coordinator()

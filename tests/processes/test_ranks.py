@@ -9,7 +9,6 @@ import pytest
 from jaxft_launch.processes._ranks import free_ports
 from tests import injection
 from tests.clusters import Cluster, cluster
-from tests.operate import port
 from tests.processes.ranks import AGAIN, Group, assert_ends_with_its_group, digest_of, start_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -22,7 +21,6 @@ RANKS = 2
 # Of four shards in two groups, group-1 computes the third and the fourth.
 UNREADABLE = ("--unreadable", "5:2")
 TEXT = "OSError: cannot read sample 17"
-SECRET = b"s" * 40
 
 
 def start(
@@ -143,22 +141,6 @@ def test_a_collective_that_loses_its_connection_while_both_ranks_live_ends_the_g
         assert "its code raised" not in here.coordinator_log.read_text()
 
 
-@pytest.mark.long
-def test_a_rank_whose_loop_ends_before_that_of_rank_0_ends_its_group(tmp_path: Path) -> None:
-    """Rank 0 computes the next step by then, and waits for it in a collective that nothing else can end."""
-    with cluster(tmp_path) as here:
-        here.start_coordinator()
-        group = start(here, "group-0", last=("--leave-after", str(KILLED_AT)))
-        first, second = group.ranks
-        for worker in group.ranks:
-            here.until(lambda worker=worker: worker.process.poll() is not None, "both ranks to end")
-        heard = "This rank's loop has ended, but rank 0 continues with Attempt: every rank must run the same"
-        assert second.logged(heard), second.log()
-        assert second.process.returncode in (1, -signal.SIGABRT), second.log()
-        assert first.process.returncode == AGAIN, first.log()
-        assert first.logged(f'a group shares fate: rank 1 is lost (it ended with SessionFailed("{heard}')
-
-
 def outside(rank: int) -> str:
     """The line of a rank that is outside of the step while the other waits for it there, in the program's main."""
     return (
@@ -241,33 +223,6 @@ def test_a_rank_that_is_killed_while_its_group_heals(
         back_in.touch()
         here.until_finished(*first.ranks, *back.ranks)
         assert {worker.digest for worker in (*first.ranks, *back.ranks)} == {undisturbed}
-
-
-@pytest.mark.long
-def test_a_spare_of_several_ranks_takes_the_place_of_a_lost_group(undisturbed: str, tmp_path: Path) -> None:
-    first, last = tmp_path / "spare-is-there", tmp_path / "spare-takes-part"
-    gates = ("--gate", f"3:{first}", "--gate", f"{LAST_GATE}:{last}")
-    with cluster(tmp_path) as here:
-        web = port.start(here)
-        groups = start_together(here, ("group-1", 1, f"exchange step {KILLED_AT}"), *gates)
-        spare = start(here, "group-2", "--spare", "--gate", f"{LAST_GATE}:{last}")
-        here.until(
-            lambda: re.search("group-2 (stands by|heals to)", here.coordinator_log.read_text()), "the spare"
-        )
-        first.touch()
-        here.until_dead(groups["group-1"].ranks[1])
-        survivor = groups["group-0"]
-        here.until(
-            lambda: (
-                any(event["shards"] for event in spare.leader.steps())
-                or web.group("group-2").get("step") == survivor.leader.step == LAST_GATE
-            ),
-            "the spare to contribute, or to be known at the gate: it contributes after that",
-        )
-        last.touch()
-        here.until_finished(*survivor.ranks, *spare.ranks)
-        assert any(event["shards"] for event in spare.leader.steps())
-        assert {worker.digest for worker in (*survivor.ranks, *spare.ranks)} == {undisturbed}
 
 
 @pytest.mark.long

@@ -210,12 +210,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--frozen", type=int, metavar="SEED", help="close over frozen weights")
-    parser.add_argument(
-        "--frozen-as",
-        choices=("spread", "numpy"),
-        default="spread",
-        help="in a group of several processes",
-    )
     parser.add_argument("--shift", type=float, default=0.0, help="added to each sample: other data")
     parser.add_argument("--data-plane", type=int, help="of another checkout of jaxft")
     parser.add_argument("--failure-timeout-s", type=float, default=600.0)
@@ -255,7 +249,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
         "--rows-from", type=int, help="exchange in rows and columns in quorums of this many groups or more"
     )
     parser.add_argument("--enter", type=Path, help="wait for this file before the Manager is entered")
-    parser.add_argument("--leave-after", type=int, help="leave the loop and the job after that step")
     parser.add_argument(
         "--sum-after", type=int, help="after that step, sum over all ranks outside of the step"
     )
@@ -349,8 +342,7 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
             state, a_step = model.state(), model.step(jaxft.pmean)
         if arguments.frozen is not None:
             weights = frozen_weights(arguments.frozen)
-            in_world = arguments.world and arguments.frozen_as == "spread"
-            a_step = over(spread(weights) if in_world else weights)
+            a_step = over(spread(weights) if arguments.world else weights)
         if arguments.world:
             state = spread(state)
         static: dict[str, Any] = {"static_argnums": 2}
@@ -449,8 +441,6 @@ def main() -> None:  # noqa: C901 (a branch for each flag)
                     healed=None if report.heal is None else report.heal.replayed_steps,
                     healed_bytes=0 if report.heal is None else report.heal.transferred_bytes,
                 )
-                if manager.step == arguments.leave_after:
-                    return
                 if manager.step == arguments.sum_after:
                     logger.debug("sums after step %d", manager.step)
                     float(jax.jit(jnp.sum)(spread(np.ones((jax.device_count(), 1)))))

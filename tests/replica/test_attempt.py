@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -25,7 +24,7 @@ from jaxft._programs._build import Shared, cut_programs
 from jaxft._programs._programs import Programs
 from jaxft._programs._trace import joined
 from jaxft._ranks._ranks import OneRank
-from jaxft._replica import _attempt, _compute
+from jaxft._replica import _compute
 from jaxft._replica._attempt import Attempts
 from jaxft._replica._call import Call, FiniteCheck, Policy
 from jaxft._replica._compute import Stage, Try, Work
@@ -186,15 +185,6 @@ def test_a_batch_made_for_a_place_is_not_counted_at_another(listener: Listener) 
     assert group.heard.progress == 3
 
 
-def test_a_batch_that_the_group_brings_is_kept_at_any_place(listener: Listener) -> None:
-    group = Group(listener, shards=None, batch_for=OwnBatch(jnp.full(3, 7.0)))
-    assert group.compute(quorum(1, 2, group_0=(0,), group_1=(1,)))
-    assert group.summed(1) == [7.0, 7.0, 7.0]
-    assert group.compute(quorum(2, 1, group_1=(0,)))
-    assert group.summed(0) == [7.0, 7.0, 7.0]
-    assert group.record.shards == [1], "it is computed once"
-
-
 def test_a_step_that_asks_for_its_place_counts_only_there(listener: Listener) -> None:
     """Without `shards`, `shard_index` is the place: a group that brings its batch computes it again at another."""
 
@@ -264,28 +254,6 @@ def test_means_of_an_attempt_that_failed_leave_the_devices(
 
 def _without_links(_self: Attempts, now: Try, _number: int) -> _spans.SpanLinks:
     return _spans.SpanLinks(now.quorum.quorum_id, [None], now.abort, lambda *_: cast(Any, None))
-
-
-def test_an_accelerator_without_room_starts_no_shard_ahead(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-    add = Partials.add
-    monkeypatch.setattr(
-        Partials, "add", lambda self, shard, leaves: (done.append(f"add {shard}"), add(self, shard, leaves))
-    )
-
-    def noted_batch(step: int, shard: int) -> jax.Array:
-        done.append(f"batch {shard}")
-        return batch_for(step, shard)
-
-    with pretended(), pytest.MonkeyPatch.context() as patch:
-        group = Group(listener, shards=2, batch_for=noted_batch)
-        patch.setattr("jaxft._arrays._device_sums._memory_stats", lambda _device: None)
-        group.attempt(quorum(1, 2, group_1=(0, 1)))
-    assert done == ["batch 0", "add 0", "batch 1", "add 1"]
-    group.attempts.apply(group.call, STEP, group.record)
-    np.testing.assert_array_equal(group.held.leaves[0], np.full(3, -10.0))
 
 
 def test_an_overlapped_stage_is_copied_before_the_next_one_is_started(
@@ -437,36 +405,6 @@ def test_shards_that_are_taken_over_go_through_all_stages(listener: Listener) ->
     assert set(locals_of(group, 1)) == {0, 1}
     group.attempts.apply(group.call, STEP, group.record)
     np.testing.assert_array_equal(group.held.leaves[0], np.full(3, 25.0))
-
-
-def test_later_stages_of_other_means_are_computed_again(listener: Listener) -> None:
-    """Without `shards`, the means depend on the members: work from former means does not count."""
-    group = staged(listener, shards=None)
-    group.attempt(quorum(1, 2, group_1=(0, 1)))
-    group.attempt(quorum(2, 1, group_1=(0,)))
-    assert set(locals_of(group, 0)) == {0, 1}, "kept: another quorum may want them"
-    assert set(locals_of(group, 1)) == {0}
-    assert group.record.shards == [0, 1]
-    group.attempts.apply(group.call, STEP, group.record)
-    np.testing.assert_array_equal(group.held.leaves[0], np.zeros(3))
-
-
-def test_a_later_exchange_waits_longer_because_peers_may_still_compute(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits_s: list[float] = []
-
-    def alone(_links: object, task: Task, _shards: int, patience: MakePatience) -> None:
-        waits_s.append(patience(0.0).timeout_s)
-        task.partials.mean_into(task.result)
-
-    monkeypatch.setattr(_spans, "exchange_over", alone)
-    group = staged(listener, shards=1)
-    began_s = time.monotonic()
-    group.attempt(quorum(1, 1, group_1=(0,)))
-    took_s = time.monotonic() - began_s
-    assert waits_s[0] == 15.0
-    assert 15.0 < waits_s[1] <= 15.0 + _attempt.STAGES_OF_PATIENCE * took_s
 
 
 def test_a_changed_mean_is_noticed_bit_by_bit() -> None:

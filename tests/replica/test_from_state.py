@@ -91,23 +91,6 @@ def test_a_module_may_change_where_the_batch_is_made() -> None:
         )
 
 
-def test_static_leaves_are_there() -> None:
-    def make(_step: int, _shard: int, state: Any) -> Any:
-        assert state["name"] == "mlp"
-        return state["w"] * 2.0
-
-    def named_step(state: Any, batch: Any) -> Any:
-        return {**state, "w": state["w"] + jaxft.pmean(batch)}, {}
-
-    step = jaxft.fault_tolerant(
-        named_step, None, shards=2, arrays=lambda leaf: isinstance(leaf, jax.Array | np.ndarray)
-    )
-    state = {"name": "mlp", "w": jnp.ones(2)}
-    for _ in range(2):
-        state, _ = step(state, FromState(make))
-    assert state["w"].tolist() == [9.0, 9.0]
-
-
 def test_leaves_are_arrays_of_strong_types_from_the_first_call_on() -> None:
     """What user's code makes of them has other types otherwise, in a group that has healed or was restored, say."""
     seen: list[tuple[Any, ...]] = []
@@ -200,19 +183,3 @@ def test_what_leads_to_it_and_away_from_it() -> None:
         ConfigurationError, match=r"Prefetch makes batches ahead.*Give the FromState to the step"
     ):
         Prefetch(FromState(Recorded()))  # pyright: ignore
-
-
-def test_the_two_programs_are_those_of_a_batch_function() -> None:
-    """So are their bits."""
-
-    def batch_for(step: int, shard: int) -> np.ndarray:
-        return np.float32(10 * step + shard)
-
-    made = []
-    for batches in (batch_for, FromState(lambda step, shard, _state: batch_for(step, shard))):
-        step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, overlap=1)
-        state = {"w": jnp.float32(0.1)}
-        for _ in range(5):
-            state, _ = step(state, batches)
-        made.append(jaxft.digest(state))
-    assert made[0] == made[1]

@@ -91,12 +91,6 @@ def test_it_computes_once_on_the_batch_that_it_was_compiled_for(monkeypatch: pyt
     assert not any(leaf.is_deleted() for leaf in joiner.held.leaves), "the state is still held"
 
 
-def test_all_programs_of_an_overlapped_step_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    joiner = Joiner(monkeypatch, overlap=2)
-    joiner.rehearse()
-    assert joiner.ran == ["compute", "compute_next"]
-
-
 def test_the_memory_for_the_results_was_written_before_and_is_taken_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,10 +1,8 @@
 """A donor keeps the means of a step for joiners, and has memory for the next ones ready before an exchange."""
 
-import contextlib
 import itertools
 import logging
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -105,44 +103,6 @@ def test_the_means_that_are_kept_are_not_written_to(donor: Donor) -> None:
         means = donor.store.means(HEAL, step, deadline_s=0.0)
         values = np.frombuffer(means.sources[0].flat(), np.float32)
         assert np.all(values == step)
-
-
-def test_memory_that_waits_is_not_made_again(donor: Donor) -> None:
-    """A spare that stands by has the means of each step kept until it has applied them."""
-    donor.store.pin(HEAL, 0, log_only=True)
-    places: list[int] = []
-    for step in range(6):
-        places += donor.step()
-        donor.store.holds(HEAL, step + 1)
-        if donor.held._touching is not None:
-            donor.touched()
-    assert len(set(places)) <= 3
-
-
-def test_a_slow_thread_is_not_joined_by_another(donor: Donor, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Sequence[int]] = []
-    with paused(monkeypatch, begun) as go_on:
-        donor.store.pin(HEAL, 0)
-        donor.step()
-        donor.step()
-        go_on.set()
-        donor.touched()
-    assert begun == [donor.sizes]
-
-
-@contextlib.contextmanager
-def paused(monkeypatch: pytest.MonkeyPatch, begun: list[Sequence[int]]) -> Iterator[threading.Event]:
-    go_on = threading.Event()
-
-    def touch(sizes: Sequence[int]) -> None:
-        begun.append(sizes)
-        patience.until(go_on.is_set, "the test")
-
-    monkeypatch.setattr(_held_state, "touch_ahead", touch)
-    try:
-        yield go_on
-    finally:
-        go_on.set()
 
 
 def test_where_memory_is_short_only_an_exchange_takes_more(

@@ -19,7 +19,6 @@ import jaxft
 from jaxft._errors import SessionFailed
 from jaxft._session import _mailbox
 from jaxft._session._credentials import Credentials
-from jaxft._session._loop import LoopThread
 from jaxft._session._session import Session, error_of
 from jaxft._transport._sockets import Abort
 from tests import patience
@@ -394,9 +393,3 @@ def test_what_grpc_passes_to_a_loop_that_is_closed_is_ignored(coordinator: Coord
     with pytest.raises(RuntimeError, match="the loop is closed"):
         session.mailbox.loop.call(called.append, 2)
     assert called == []
-
-
-def test_a_loop_that_was_never_started_is_closed_too() -> None:
-    loop = LoopThread("never-started", lambda _what, _error: None)
-    assert loop.close()
-    assert loop._loop.is_closed()

@@ -219,29 +219,6 @@ def scaled(state: Any, batch: Any, scale: float) -> Any:
     return state + jaxft.pmean(batch) * scale, {}
 
 
-def with_options(state: Any, batch: Any, **options: float) -> Any:
-    return scaled(state, batch, **options)
-
-
-def after_the_others(*arrays: Any, scale: float) -> Any:
-    return scaled(*arrays, scale)
-
-
-@pytest.mark.parametrize(
-    ("step", "declared", "args", "kwargs"),
-    [
-        (scaled, {"static_argnums": -1}, (3.0,), {}),
-        (scaled, {"static_argnums": (-1,)}, (), {"scale": 3.0}),
-        (with_options, {"static_argnames": "scale"}, (), {"scale": 3.0}),
-        (after_the_others, {"static_argnames": "scale"}, (), {"scale": 3.0}),
-        (lambda *args, **kwargs: scaled(*args, **kwargs), {"static_argnames": "scale"}, (), {"scale": 3.0}),
-    ],
-)
-def test_static_arguments_are_declared_as_for_jit(step: Any, declared: Any, args: Any, kwargs: Any) -> None:
-    state, _ = jaxft.fault_tolerant(step, None, **declared)(jnp.zeros(()), jnp.ones(()), *args, **kwargs)
-    assert float(state) == 3.0
-
-
 def test_undeclared_arguments() -> None:
     step, state = jaxft.fault_tolerant(train_step, None), step_models.mlp_params()
     with pytest.raises(ConfigurationError, match=r"additional argument 0\.5 at position 2.*static_argnums=2"):
@@ -280,22 +257,6 @@ def test_static_arguments_must_not_matter_after_the_average() -> None:
 
 
 # Shards
-
-
-def test_shards_are_averaged_in_the_canonical_order() -> None:
-    def record(state: jax.Array, batch: jax.Array) -> Any:
-        return state + jaxft.pmean(batch), {"mean": jaxft.pmean(batch), "mine": batch.sum()}
-
-    random = np.random.default_rng(0)
-    values = random.standard_normal((3, 5, 7), dtype=np.float32)
-    step, state = jaxft.fault_tolerant(record, None, shards=5), jnp.zeros(7)
-    for number in range(3):
-        state, metrics = step(state, lambda at, shard: values[at, shard])
-        one = values[number]
-        # the tree over five shards: ((0 1) (2 3)) 4, or what _exchange fixes; float32 all the way
-        assert np.allclose(metrics["mean"], one.mean(axis=0), atol=1e-6)
-        assert metrics["mine"] == one[0].sum()
-    assert step.step == 3
 
 
 def test_one_call_for_each_shard_of_the_step() -> None:

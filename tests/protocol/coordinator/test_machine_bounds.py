@@ -41,19 +41,6 @@ def test_a_founder_that_leaves_before_any_quorum_gives_up_no_place():
     written(desk)
 
 
-def test_a_place_is_given_up_once():
-    desk = running("a", "b", "c", min_replicas=3)
-    desk.close("c")
-    assert desk.job.quorum is None
-    desk.leave("a", finished=True)
-    assert desk.job.places == 2
-    desk.close("a")
-    desk.come("a", digest="")
-    desk.leave("a", finished=True)
-    assert desk.job.places == 2
-    written(desk)
-
-
 # ---- a record that cannot be encoded ----
 
 

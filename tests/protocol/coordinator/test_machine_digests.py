@@ -93,13 +93,6 @@ def test_the_odd_one_is_evicted_and_the_step_is_tried_again_without_it(digests: 
     assert [(change.group, change.reason) for change in again.left] == [("b", evicted.reason)]
 
 
-def test_several_odd_ones_go_together():
-    desk = running("a", "b", "c", "d", "e")
-    done = desk.votes(a=1, b=2, c=1, d=3, e=1)
-    assert sorted(done.only(Evicted)) == ["b", "d"]
-    assert members(desk) == ["a", "c", "e"]
-
-
 def test_an_odd_one_is_no_failure_of_those_who_stay():
     desk = running("a", "b", "c")
     desk.fail("a")
@@ -129,14 +122,6 @@ def test_it_heals_on_return_though_it_stands_at_the_same_step(steps: int, digest
     desk.commit()
     assert members(desk) == ["a", "b", "c"]
     assert committed(desk.votes(a=5, b=5, c=5)) == ["a", "b", "c"]
-
-
-def test_after_it_has_healed_it_is_trusted_as_before():
-    desk = with_odd_b()
-    desk.come("b", step=1, digest="")
-    desk.ready("b")
-    desk.close("b")
-    assert desk.come("b", step=1, digest="").only(Heal)["b"].log_only
 
 
 def test_joiners_that_heal_from_an_odd_donor_start_over():

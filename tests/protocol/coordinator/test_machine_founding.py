@@ -16,12 +16,6 @@ def test_hello_is_answered_with_the_heartbeat_interval_a_third_of_the_timeout():
     assert Desk.open(heartbeat_timeout_s=3.0).hello("a").to("a") == [m.Welcome(1000)]
 
 
-def test_welcome_tells_the_frontier_and_the_quorum_that_made_it():
-    desk = running("a", "b")
-    desk.commit()
-    assert desk.hello("late").to("late") == [m.Welcome(1667, 1, 1, frontier_held=True)]
-
-
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
@@ -188,13 +182,6 @@ def test_the_time_in_which_it_compiles_counts():
     assert members(desk) == ["a"]
 
 
-def test_it_says_for_what_it_waits():
-    desk = unsettled()
-    desk.come("a")
-    reason = desk.tick().only(m.Waiting)["a"].reason
-    assert reason.endswith("(a); waiting a moment for groups that may bring a newer state")
-
-
 def test_by_default_it_waits_for_a_heartbeat_timeout():
     assert Options(heartbeat_timeout_s=3.0).newer_may_come_s == 3.0
 
@@ -356,14 +343,6 @@ def test_an_unmet_min_replicas_is_told_and_goes_on_by_itself():
     assert sorted(desk.join("c").only(m.NewQuorum)) == ["a", "b", "c"]
 
 
-def test_who_comes_while_the_job_waits_is_told_at_once():
-    desk = Desk.open(min_replicas=2)
-    desk.come("a")
-    desk.tick()
-    desk.hello("b")
-    assert "1 of at least 2" in desk.join("b", min_replicas=2).only(m.Waiting)["b"].reason
-
-
 def test_arrivals_cost_messages_by_their_number_not_by_its_square():
     desk = Desk.open(min_replicas=300)
     effects = 0
@@ -401,16 +380,6 @@ def test_different_settings_are_refused_with_what_differs():
     )
     assert done.closed == ["b"]
     assert "b" not in desk.job.groups
-
-
-def test_settings_of_a_group_that_is_gone_before_the_founding_bind_nobody():
-    desk = Desk.open(min_replicas=2)
-    desk.hello("good-0")
-    desk.hello("good-1")
-    desk.come("wrong", shards=7, min_replicas=3)
-    desk.close("wrong")
-    desk.join("good-0")
-    assert desk.join("good-1").only(m.NewQuorum).keys() == {"good-0", "good-1"}
 
 
 def test_a_higher_step_than_the_jobs_looks_like_another_run():

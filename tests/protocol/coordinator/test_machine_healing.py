@@ -249,13 +249,6 @@ def test_donors_are_released_when_the_joiner_is_evicted_or_leaves():
     assert [each for each in released if each] == [{"a": m.Release(second)}]
 
 
-def test_a_dead_donor_is_not_written_to():
-    desk = running("a", "b")
-    heal_id = healing(desk, "c")
-    desk.close("b")
-    assert desk.close("c").only(m.Release) == {"a": m.Release(heal_id)}
-
-
 # ---- groups that come back ----
 
 
@@ -346,18 +339,6 @@ def test_another_process_with_the_name_of_a_group_is_turned_away():
     assert desk.job == before
     assert len(done.reports) == 1
     assert desk.hello("b", incarnation=2, stream=2).reports == []
-
-
-def test_so_it_is_while_that_group_comes_heals_or_leaves():
-    desk = running("a", "b")
-    desk.hello("d")
-    healing(desk, "c")
-    desk.leave("b")  # a donor of c
-    for name, phase in (("b", GroupPhase.LEAVING), ("c", GroupPhase.HEALING), ("d", GroupPhase.PRESENT)):
-        assert desk.group(name).phase is phase
-        before = desk.job
-        assert list(desk.hello(name, incarnation=2).only(m.Evicted)) == [f"new {name}"]
-        assert desk.job == before
 
 
 @pytest.mark.parametrize("goes", ["dies", "is silent", "leaves"])

@@ -180,15 +180,6 @@ def test_a_leaver_that_holds_something_else_than_it_did_goes_at_once():
     assert done.only(m.Heal) == {}
 
 
-def test_a_leaver_that_goes_silent_is_forgotten():
-    desk = running("a", "b")
-    healing(desk, "c")
-    desk.leave("b")
-    desk.wait(5.2, silent=("b",))
-    assert "b" not in desk.job.groups
-    assert members(desk) == ["a"]
-
-
 def test_a_leaver_takes_no_part_in_the_vote():
     desk = running("a", "b", "c")
     desk.vote("a")
@@ -202,13 +193,6 @@ def test_a_leavers_ok_does_not_count():
     desk.leave("a")
     desk.vote("b")
     assert committed(desk.vote("c")) == ["b", "c"]
-
-
-def test_before_the_founding_a_leaver_goes_at_once():
-    desk = running("a", min_replicas=1)
-    desk.close("a")
-    desk.hello("b")
-    assert desk.leave("b").only(m.Goodbye) == {"b": m.Goodbye()}
 
 
 # ---- the end ----

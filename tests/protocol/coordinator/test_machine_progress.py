@@ -345,15 +345,6 @@ def test_of_a_small_quorum_several_that_lack_the_sum_are_put_out_as_one_is():
     assert members(desk) == ["a"]
 
 
-@pytest.mark.parametrize(("quorum_id", "step"), [(0, 0), (1, 2), (2, 3), (1, 4)])
-def test_what_was_computed_for_another_attempt_says_nothing(quorum_id: int, step: int):
-    desk = measured("a", "b")
-    assert (desk.quorum.quorum_id, desk.step) == (1, 3)
-    computed(desk, "a", quorum_id=quorum_id, step=step)
-    desk.wait(100.0)
-    assert members(desk) == ["a", "b"]
-
-
 def test_before_a_step_was_measured_one_that_never_votes_is_put_out_in_the_end():
     desk = running("a", "b")
     desk.vote("a")
@@ -363,14 +354,6 @@ def test_before_a_step_was_measured_one_that_never_votes_is_put_out_in_the_end()
     (reason,) = (m.reason for done in desk.wait(2.0) for m in done.only(Evicted).values())
     assert "it has not voted of step 0, and others have waited for it for 600." in reason
     assert members(desk) == ["a"]
-
-
-def test_a_group_outside_the_quorum_is_not_waited_for():
-    desk = measured("a", "b")
-    desk.hello("late")
-    desk.say("late", Heartbeat(desk.quorum.quorum_id, desk.step))
-    desk.wait(100.0)
-    assert members(desk) == ["a", "b"]
 
 
 def test_one_that_stands_ready_may_go_on_without_a_member_that_hangs():

@@ -290,13 +290,6 @@ def test_the_first_state_of_another_history_is_nothing_that_could_be_lost():
     assert desk.group("old").history == 0
 
 
-def test_a_step_beyond_the_jobs_is_refused_without_its_history():
-    desk = resumed_at(1)
-    (refused,) = desk.come("strange", step=3).to("strange")
-    assert isinstance(refused, m.Refused)
-    assert "holds step 3, but job 'job' is only at step 1" in refused.reason
-
-
 def test_groups_whose_states_can_only_be_replaced_are_told_so():
     """Otherwise a group with a history would wait forever for others to resume with."""
     desk = orphaned("a", "b")
@@ -400,14 +393,6 @@ def test_a_sleeper_whose_step_happens_to_be_that_of_the_job_heals():
     assert not heal.log_only
 
 
-def test_places_are_counted_anew():
-    desk = orphaned("a", "b")
-    bring(desk, "c", step=2, digest="x")
-    bring(desk, "spare", step=2, digest="x", spare=True)
-    desk.wait(6.0)
-    assert members(desk) == ["c"]
-
-
 def test_those_who_follow_one_that_is_out_of_reach_say_anew_what_they_hold():
     """It is alive, so they notice no failure; a follower may hold the newest state."""
     desk = running("a")
@@ -480,13 +465,6 @@ def test_the_first_state_of_a_forgotten_founding_gives_way_to_what_was_committed
     desk.come("a", step=0, digest="", history=4)
     desk.come("old", step=7, history=OTHER)
     assert (members(desk), desk.step, desk.job.history) == (["old"], 7, OTHER)
-
-
-def test_a_founding_on_a_restored_state_gives_way_to_nothing():
-    desk = Desk.open()
-    desk.come("a", step=5, history=4)
-    assert desk.come("old", step=7, history=OTHER).only(m.Refused)
-    assert (members(desk), desk.step) == (["a"], 5)
 
 
 def test_one_that_healed_to_the_founding_state_and_comes_again_undoes_nothing():

@@ -137,16 +137,6 @@ def test_spares_in_place_make_no_more_places():
     assert members(desk) == ["a", "b"]
 
 
-def test_a_third_regular_group_makes_a_third_place():
-    desk = together("a", "b")
-    healing(desk, "c")
-    desk.ready("c")
-    commit(desk)
-    assert members(desk) == ["a", "b", "c"]
-    desk.close("a")
-    assert members(desk) == ["b", "c", "s"]
-
-
 # ---- giving it back ----
 
 
@@ -190,17 +180,6 @@ def test_it_follows_those_too_that_came_later():
     desk.commit()
     desk.close("b")
     assert members(desk) == ["a", "s"]
-
-
-def test_one_that_came_back_under_its_name_is_a_new_donor():
-    desk = together("a", "b", "c")
-    desk.close("a")
-    commit(desk)
-    healing(desk, "a", incarnation=2)
-    desk.ready("a")
-    desk.commit()
-    desk.commit()
-    assert [donor.group for donor in desk.ready("s").only(m.Heal)["s"].donors] == ["a", "b", "c"]
 
 
 def test_relieved_in_the_middle_of_a_step_it_follows_from_that_step():

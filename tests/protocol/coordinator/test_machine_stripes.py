@@ -119,13 +119,6 @@ def test_donors_that_die_before_they_have_told_leave_the_rest_to_the_others(lost
     assert [donor.group for donor in done.only(m.Heal)["new"].donors] == asked[lost:]
 
 
-def test_if_all_of_the_chosen_die_others_are_asked():
-    desk = untold(*GROUPS)
-    asked = sorted(asked_by(desk.come("new", digest="fresh")))
-    done = [desk.close(name) for name in asked][-1]
-    assert asked_by(done) == dict.fromkeys(set(GROUPS) - set(asked), m.WHOLE)
-
-
 def test_a_stripe_that_is_lost_can_be_had_of_the_others_until_they_donate_it():
     desk = untold(*GROUPS[:3])
     lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
@@ -172,17 +165,6 @@ def test_one_donor_is_enough_where_only_one_other_is_left():
     desk.leave(first)
     done = [desk.close(name) for name in others][-1]
     assert [donor.group for donor in done.only(m.Heal)["new"].donors] == [first]
-
-
-def test_a_donor_that_differs_is_put_out_though_a_stripe_is_lost():
-    desk = untold(*GROUPS[:4])
-    lost, *others = sorted(asked_by(desk.come("new", digest="fresh")))
-    desk.commit()
-    for number, name in enumerate(others):
-        desk.pinned(name, "new", digest=number // 2)
-    done = desk.close(lost)
-    assert sorted(done.only(m.Evicted)) == [others[-1]]
-    assert [donor.group for donor in done.only(m.Heal)["new"].donors] == others[:-1]
 
 
 def test_where_no_other_can_tell_one_donor_is_enough():

@@ -86,14 +86,6 @@ def test_survivors_keep_their_shards_while_the_job_waits_for_more_groups():
     assert shards(desk.quorum) == {"a": (0, 1), "b": (2, 3), "c": (4, 5)}
 
 
-def test_a_quorum_tells_who_left_and_who_came():
-    desk = running("a", "b", "c", min_replicas=3)
-    desk.close("a", "its connection closed")
-    desk.come("a", incarnation=2)
-    assert desk.quorum.left == (m.Change(m.GroupName("a"), "its connection closed"),)
-    assert desk.quorum.joined == (m.Change(m.GroupName("a")),)
-
-
 def test_who_comes_and_goes_a_hundred_times_is_told_once():
     desk = running("a", "b", "c", min_replicas=3)
     desk.close("c")
@@ -276,14 +268,6 @@ def test_if_nobody_is_accused_the_last_of_those_who_failed_goes():
         desk.fail("b")
         desk.vote("c")
     assert members(desk) == ["a", "c"]
-
-
-def test_an_accusation_of_a_stranger_means_nothing():
-    desk = running("a", "b")
-    for _ in range(2):
-        desk.fail("a", "unknown", "b")
-        desk.fail("b", "unknown", "a")
-    assert members(desk) == ["a"]
 
 
 def test_a_loss_in_between_gives_the_survivors_another_try():

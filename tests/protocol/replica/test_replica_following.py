@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from jaxft_protocol import messages as m
+from jaxft_protocol.replica import machine
 from jaxft_protocol.replica import state as r
 
 from tests.protocol.replica.test_replica import REFUSES, Group, connected, voted, welcome, working
@@ -172,3 +173,20 @@ def test_one_that_stood_still_itself_reads_first_what_was_said_meanwhile():
     assert ticked(group, 61.0, every_s=60.0) == []
     group.hear(m.Alive())
     assert ticked(group, 64.0) == []
+
+
+def test_a_group_says_which_term_is_the_highest_that_it_has_met():
+    replica = r.Replica(THREE, 10.0)
+    heard: list[int] = []
+    for event in (
+        r.Connected(),
+        r.Received(m.Welcome(1000, term=9)),
+        r.Disconnected("gone"),
+        r.Connected(),
+        r.Received(m.Welcome(1000, term=4)),
+        r.Disconnected("of a lower term"),
+        r.Connected(),
+    ):
+        replica, effects = machine.step(replica, event, 1.0)
+        heard += [e.message.term for e in effects if isinstance(e, r.Send) and isinstance(e.message, m.Hello)]
+    assert heard == [0, 9, 9]
