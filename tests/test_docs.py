@@ -44,10 +44,16 @@ def test_a_path_that_does_not_exist_is_found(tmp_path: Path) -> None:
 
 
 def test_no_guarantee_waits_for_the_long_tests() -> None:
-    named = parts.promised()
-    assert len(named) > 30
-    files = {path for path in named if path.is_file()}
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    assert len(parts.promised()) > 30
+    single = re.compile(r"`([\w/.]+\.py)::(\w+)`")
+    whole = parts.named_tests(single.sub("", page))
+    files = {path for path in whole if path.is_file()}
     assert [path for path in sorted(files) if "mark.long" in path.read_text(encoding="utf-8")] == []
-    for folder in named - files:
+    for folder in whole - files:
         texts = [path.read_text(encoding="utf-8") for path in folder.glob("test_*.py")]
         assert any("mark.long" not in text for text in texts), f"all of {folder} is long"
+    for name, test in single.findall(page):
+        for path in parts.named_tests(f"`{name}`"):
+            before, found, _ = path.read_text(encoding="utf-8").partition(f"def {test}(")
+            assert not found or "mark.long" not in before.rpartition("\n\n\n")[2], f"{name}::{test} is long"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import Worker, cluster, digest_alone
+from tests.clusters import Cluster, Worker, cluster, digest_alone
+from tests.operate import port
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -23,7 +24,37 @@ def report_of(worker: Worker, step: int) -> dict[str, object]:
     return next(event for event in worker.steps() if event["step"] == step)
 
 
-@pytest.mark.long
+def until_known(here: Cluster, web: port.Port, group: str, step: int) -> None:
+    """Wait until the coordinator knows that a spare has followed to this step. Before, it takes no place there."""
+    here.until(lambda: web.group(group).get("step") == step, f"{group} to be known at step {step}")
+
+
+def test_a_spare_takes_a_dead_members_shards_in_the_very_same_step(undisturbed: str, tmp_path: Path) -> None:
+    following = tmp_path / "spare-follows"
+    gate = ("--gate", f"{KILLED_AT}:{following}")
+
+    def flags(group: str) -> tuple[str, ...]:
+        own = {"group-1": (*gate, "--die", f"exchange step {KILLED_AT}"), "spare": ("--spare",)}
+        return ("--steps", str(STEPS), *own.get(group, gate))
+
+    with cluster(tmp_path) as here:
+        web = port.start(here)
+        workers = here.start_together(("group-0", "group-1", "spare"), flags)
+        until_known(here, web, "spare", KILLED_AT)
+        following.touch()
+        here.until_dead(workers["group-1"])
+        survivor, spare = workers["group-0"], workers["spare"]
+        here.until_finished(survivor, spare)
+        assert {survivor.digest, spare.digest} == {undisturbed}
+        before, kill = report_of(survivor, KILLED_AT), report_of(survivor, KILLED_AT + 1)
+        assert before["members"] == ["group-0", "group-1"]
+        assert kill["members"] == ["group-0", "spare"]
+        # The survivor computed its own two shards once; the other two came from the spare.
+        assert kill["shards"] == [0, 1]
+        assert not any(event["shards"] for event in spare.steps() if event["step"] <= KILLED_AT)
+        assert report_of(spare, KILLED_AT + 1)["shards"] == [2, 3]
+
+
 def test_below_min_replicas_the_job_waits_says_for_whom_and_goes_on(undisturbed: str, tmp_path: Path) -> None:
     flags = ("--steps", str(STEPS), "--min-replicas", "2")
     with cluster(tmp_path) as here:
