@@ -57,7 +57,8 @@ def _key_impl(like: Any) -> Any:
 
 def _give_up(like: Any) -> None:
     """Release the memory of a leaf, unless its weak type is still to be passed on."""
-    if isinstance(like, jax.Array) and not like.weak_type and not like.is_deleted():
+    weak = getattr(like, "weak_type", False)  # random keys have none
+    if isinstance(like, jax.Array) and not weak and not like.is_deleted():
         like.delete()
 
 

@@ -306,3 +306,11 @@ def test_no_device_holds_two_states_while_one_takes_the_place_of_another(
     assert [leaf.is_deleted() for leaf in old] == [True, True, False, True, True, True]
     assert [float(np.asarray(leaf)[0, 0]) for leaf in placed] == [10, 11, 12, 13, 14, 15]
     assert all(leaf.sharding == sharding for leaf in placed)
+
+
+def test_a_random_key_that_is_consumed_gives_up_its_memory() -> None:
+    key = jax.random.key(3)
+    data = np.array(jax.random.key_data(key))
+    (placed,) = place([data], [key], consumed=(0,))
+    assert key.is_deleted()
+    np.testing.assert_array_equal(jax.random.key_data(placed), data)
