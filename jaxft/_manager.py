@@ -49,8 +49,9 @@ class Manager:
     * A lost coordinator is waited for, up to `failure_timeout_s`; computed work is kept.
     * If this group itself was thought dead, it comes back by itself: it heals from its peers.
     * On SIGTERM, if the program has no handler for it, or if an operator drains it, this group finishes its step and
-      leaves the job at the boundary, without a loss. Its next call of the step raises `SystemExit(0)`, with which the
-      process ends: docs/operate.md.
+      leaves the job at the boundary, without a loss. On SIGTERM in a round of `jaxft.diloco` it leaves after the
+      current inner step. Its next call of the step raises `SystemExit(0)`, with which the process ends:
+      docs/operate.md.
 
     Args:
         coordinator: `host:port` of the coordinator; if several stand by for each other, all of them, separated by

@@ -82,6 +82,7 @@ class Follower:
         self.frontier: tuple[Step | None, bool] = (None, False)
         self.all_computed = (QuorumId(0), Step(0))
         self.computed = (QuorumId(0), Step(0))
+        self.in_parts = False
         self._name = name
         self._pins = pins
         # Guards the core, which events of the training thread and of the link change.

@@ -122,6 +122,7 @@ class Directing(Protocol):
     """The source of a training thread's directives: the session in rank 0, the link to rank 0 elsewhere."""
 
     computed: tuple[QuorumId, Step]
+    in_parts: bool
 
     @property
     def address(self) -> str:

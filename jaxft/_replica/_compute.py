@@ -20,7 +20,7 @@ from jaxft._replica._membership import Membership
 from jaxft._report import Record
 from jaxft._telemetry._call import Observers
 from jaxft._transport._listener import Abort
-from jaxft.data._batch_functions import OwnBatch, StateBatches
+from jaxft.data._batch_functions import OwnBatch, StateBatches, example_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,11 @@ class Computing:
         # A batch made from the state may run a collective, in which this rank waits for others.
         self._ranks.awaits_others(now=isinstance(call.batch_for, StateBatches))
         with reporting(self._session.got_on, Parts(self._goes_on, self.work.begun)):
-            batch = call.batch_for(self.work.step, shard)
+            self._session.in_parts = example_of(call.batch_for) is not call.batch_for
+            try:
+                batch = call.batch_for(self.work.step, shard)
+            finally:
+                self._session.in_parts = False
         self._ranks.awaits_others(now=True)
         return call.programs.compute(self._held.current, batch, shard)
 

@@ -76,6 +76,7 @@ class Mailbox:
         # Also sent with heartbeats: whether the training thread is outside of a step, and its progress count.
         self.away = True
         self.progress = 0
+        self.in_parts = False  # the training thread computes a shard that it may leave, such as a round's
         # For people who watch the coordinator, if it asks for it. Sent with each heartbeat.
         self.samples = Samples()
         self._closing = False
@@ -99,7 +100,7 @@ class Mailbox:
     def drain(self) -> None:
         """Ask to leave the job at the next step boundary. A signal handler may call it: it takes no lock."""
         with contextlib.suppress(RuntimeError):  # the loop has closed, and the group has left already
-            self.loop.call(self._handle, DrainNow())
+            self.loop.call(self._handle, DrainNow(at_once=self.in_parts))
 
     def wait(self, seen: int) -> tuple[int, Directive]:
         """Return the first directive after number `seen` that is not `Wait`, with its number.

@@ -1,5 +1,6 @@
 """Rounds of inner steps: kills in other phases, checkpoints between two rounds, and groups of two processes."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,54 @@ def test_a_kill_in_a_round_changes_nothing(die: str, carry: str, tmp_path: Path)
     taken = next(event["shards"] for event in stayed.steps() if event["step"] == 5)
     assert len(set(taken)) == len(taken), "computed twice"
     assert stayed.digest == back.digest == digest_alone(ROUNDS, *flags(carry)[2:])
+
+
+def test_a_dead_groups_shards_are_dealt_while_the_others_compute(tmp_path: Path) -> None:
+    """A spare takes them from the start of the round, and the survivor keeps what it has."""
+    started, gate = tmp_path / "started", tmp_path / "gate"
+    own = {
+        "group-0": ("--hold", f"inner step {4 * EVERY + 2} shard 0:{gate}"),
+        "group-1": ("--die", f"inner step {4 * EVERY + 1} shard"),
+        "spare": ("--spare", "--die", "not at all"),  # for what it logs
+    }
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = here.start_together(
+            tuple(own), lambda group: (*flags("average"), "--gate", f"3:{started}", *own[group])
+        )
+        here.until(lambda: groups["spare"].step == 3, "the spare to follow")
+        started.touch()
+        here.until_dead(groups["group-1"])
+        here.until(gate.with_suffix(".held").exists, "the survivor to be held in an inner step")
+        here.until(
+            lambda: groups["spare"].logged(f"inner step {5 * EVERY - 1} shard 3"),
+            "the spare to compute the dead group's shards",
+        )
+        gate.touch()
+        here.until_finished(groups["group-0"], groups["spare"])
+    survivor, spare = groups["group-0"], groups["spare"]
+    assert [next(e["shards"] for e in one.steps() if e["step"] == 5) for one in (survivor, spare)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    assert survivor.digest == spare.digest == digest_alone(ROUNDS, "--diloco", "average")
+
+
+def test_a_drain_does_not_wait_for_the_end_of_the_round(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    held = ("--hold", f"inner step {4 * EVERY + 1} shard:{gate}")
+    with cluster(tmp_path) as here:
+        here.start_coordinator()
+        groups = here.start_together(
+            ("group-0", "group-1"), lambda group: (*flags("reset"), *(held if group == "group-1" else ()))
+        )
+        here.until(gate.with_suffix(".held").exists, "the group to be in an inner step")
+        groups["group-1"].process.send_signal(signal.SIGTERM)
+        here.until(lambda: groups["group-1"].logged("leaves the job now"), "the group to be drained")
+        gate.touch()
+        here.until_finished(groups["group-1"], groups["group-0"])
+    assert groups["group-1"].steps()[-1]["step"] == 4
+    assert groups["group-0"].digest == digest_alone(ROUNDS, "--diloco", "reset")
 
 
 def test_a_resumed_job_goes_on_between_two_rounds(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def _drain(world: "World", fault: Fault, victim: "Process") -> str:
     if _must_live(world, victim):
         return ""
     if fault.how < 0.6:
-        victim.post(DrainNow())
+        victim.post(DrainNow(at_once=fault.how < 0.3 and victim.is_computing))
     elif world.leader is not None:
         world.leader.ask(DrainAsked(GroupName(victim.name), "maintenance"))
     world.after(fault.amount, _start_next, world, victim)

@@ -107,6 +107,14 @@ class Trainer:
     def has_done(self, quorum_id: QuorumId, step: Step) -> bool:
         return self._computed == (quorum_id, step)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether it computes a shard, and has not begun to exchange."""
+        directive = core.directive(self.replica)
+        return isinstance(directive, r.Attempt) and not self.has_done(
+            directive.quorum.quorum_id, directive.step
+        )
+
     def still_holds(self, step: Step) -> bool:
         """Whether no step has overwritten that state, or is about to."""
         return len(self.history) == step and not self._applying

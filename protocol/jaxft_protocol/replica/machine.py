@@ -186,8 +186,8 @@ def _happened(draft: Draft, event: Event) -> None:  # noqa: C901 (a case for eac
             healing.heal_broke(draft, heal_id, reason)
         case LeaveNow(finished):
             sessions.leave(draft, finished=finished)
-        case DrainNow():
-            sessions.drain(draft)
+        case DrainNow(at_once):
+            sessions.drain(draft, at_once=at_once)
         case _:
             assert_never(event)
 

@@ -300,13 +300,17 @@ def evicted(draft: Draft, reason: str, *, may_return: bool, aside: bool) -> None
     )
 
 
-def drain(draft: Draft) -> None:
+def drain(draft: Draft, *, at_once: bool) -> None:
     if draft.replica.drains:
         return
     draft.update(drains=True)
     if draft.replica.phase in (Phase.OFFLINE, Phase.GREETING):
         draft.log("is drained while it is not in the job")
         draft.enter(Phase.LEFT, drained=True)
+        return
+    if at_once and draft.replica.phase is Phase.WORKING:
+        draft.log("is drained: leaves the job now, and its shards of this step to the others")
+        draft.enter(Phase.DRAINED, drained=True)
         return
     draft.log("is drained: leaves the job at the next step boundary")
     draft.send(Drain())

@@ -169,7 +169,14 @@ class LeaveNow:
 
 @dataclass(frozen=True, slots=True)
 class DrainNow:
-    """This group is to end: it leaves the job at the end of its step, or at once if it is in none."""
+    """This group is to end: it leaves the job at the end of its step, or at once if it is in none.
+
+    Attributes:
+        at_once: it is in a part of a step that takes many times as long as a drain may take, such as a round of
+            inner steps. It leaves that to the others.
+    """
+
+    at_once: bool = False
 
 
 # ---- events: from the session ----

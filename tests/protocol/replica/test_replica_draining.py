@@ -19,6 +19,20 @@ def test_it_finishes_its_step_then_ends_its_loop_and_leaves():
     assert group.hear(Goodbye()).phase is r.Phase.LEFT
 
 
+def test_in_a_round_of_inner_steps_it_leaves_at_once():
+    group = working().on(DrainNow(at_once=True))
+    assert group.sent == []
+    assert (group.phase, group.directive) == (Phase.DRAINED, LeaveJob())
+    assert group.on(LeaveNow(finished=False)).sent == [Leave(finished=False)]
+    assert group.hear(Goodbye()).phase is Phase.LEFT
+
+
+def test_once_it_has_voted_it_waits_for_the_decision():
+    group = voted().on(DrainNow(at_once=True))
+    assert group.sent == [Drain()]
+    assert group.phase is Phase.VOTED
+
+
 def test_an_operator_may_drain_it_as_well():
     group = applying().hear(Drained()).on(r.Applied(Step(1)))
     assert group.directive == r.LeaveJob()

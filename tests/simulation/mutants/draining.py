@@ -4,6 +4,8 @@ from typing import Any
 
 from jaxft_protocol.coordinator import draining, quorums, sessions
 from jaxft_protocol.coordinator.job import GroupPhase
+from jaxft_protocol.replica import sessions as of_a_group
+from jaxft_protocol.replica.state import Phase
 
 from ._mutant import mutant
 
@@ -36,6 +38,19 @@ def _goodbye_comes_before_the_last_step_is_applied(finish: Any) -> Any:
         leaving = [group for group in draft.job.groups.values() if group.phase is GroupPhase.LEAVING]
         draft.put_all(leaving, draining=False)
         finish(draft)
+
+    return mutated
+
+
+@mutant(of_a_group, "drain", "drain")
+def _a_group_that_leaves_its_round_forgets_to_end(drain: Any) -> Any:
+    """It takes no further part, and nothing tells its training thread to leave the job."""
+
+    def mutated(draft: Any, *, at_once: bool) -> None:
+        if at_once and draft.replica.phase is Phase.WORKING:
+            draft.enter(Phase.DRAINED, drains=True)
+        else:
+            drain(draft, at_once=at_once)
 
     return mutated
 
