@@ -71,6 +71,11 @@ class Flags:
     overlap: int = 1
     """Into how many parts to divide the gradients, to exchange the first while others are computed. Same bits."""
 
+    diloco_every: int | None = None
+    """Let each shard take this many steps alone between two exchanges. --steps then counts rounds of them."""
+    diloco_carry: Literal["average", "second", "reset"] = "average"
+    """With --diloco-every: what a round keeps of Adam's moments. See docs/diloco.md."""
+
     held_out: float = 0.01
     """With --eval-every: the fraction of each corpus, at its end, that is evaluated and not trained on."""
     eval_every: int | None = None

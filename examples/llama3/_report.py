@@ -16,7 +16,7 @@ from examples.llama3._config import SettingsError
 from examples.llama3._flags import Flags
 from examples.llama3._metrics import Progress, Workload, flops_per_token, log_line, peak_flops_per_s
 from examples.llama3._settings import Settings, mesh_text
-from examples.llama3._state import TrainState, parameter_count
+from examples.llama3._state import parameter_count
 from examples.llama3._tracker import Tracker
 
 logger = logging.getLogger("llama3")
@@ -133,14 +133,14 @@ def step_fields(manager: jaxft.Manager | None, *, step_s: float, shards: int) ->
     }
 
 
-def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) -> Workload:
+def describe(flags: Flags, settings: Settings, params: Any, mesh: Mesh) -> Workload:
     """Log a description of the run, and return its workload."""
     model, batches = settings.model, settings.batches
     device = mesh.devices.flat[0]
     logger.info(
         "model %s: %s parameters, %s on %d of %d %s devices, %s",
         flags.size,
-        f"{parameter_count(state.params):,}",
+        f"{parameter_count(params):,}",
         model.compute_dtype,
         mesh.size,
         jax.device_count(),
@@ -163,8 +163,8 @@ def describe(flags: Flags, settings: Settings, state: TrainState, mesh: Mesh) ->
         f"{settings.tokens_per_step:,}",
     )
     return Workload(
-        tokens_per_step=settings.tokens_per_step,
-        flops_per_token=flops_per_token(model, state.params, seq_len=flags.seq_len),
+        tokens_per_step=settings.tokens_per_step * (flags.diloco_every or 1),
+        flops_per_token=flops_per_token(model, params, seq_len=flags.seq_len),
         devices_per_replica=mesh.size,
         peak_flops_per_s=peak_flops_per_s(device.device_kind),
     )

@@ -59,7 +59,16 @@ def check_settings(flags: Flags) -> Settings:
     check_positive(
         failure_timeout_s=flags.failure_timeout_s, log_every=flags.log_every, eval_batches=flags.eval_batches
     )
-    for name in ("fsdp", "tp", "pipeline", "context", "microbatches", "cpu_devices", "eval_every"):
+    for name in (
+        "fsdp",
+        "tp",
+        "pipeline",
+        "context",
+        "microbatches",
+        "cpu_devices",
+        "eval_every",
+        "diloco_every",
+    ):
         if (value := getattr(flags, name)) is not None:
             check_positive(**{name: value})
     check_seed(flags.seed)
@@ -71,7 +80,7 @@ def check_settings(flags: Flags) -> Settings:
     optimizer = OptimizerConfig(
         learning_rate=flags.learning_rate,
         warmup_steps=flags.warmup_steps,
-        total_steps=flags.steps,
+        total_steps=flags.steps * (flags.diloco_every or 1),
         weight_decay=flags.weight_decay,
         clip_norm=flags.clip_norm,
         schedule=flags.schedule,

@@ -27,7 +27,7 @@ from examples.llama3._profile import Profile
 from examples.llama3._report import Report, describe
 from examples.llama3._run import folder_of, keep_config, parse_flags
 from examples.llama3._runtime import is_first_process, join_group, start_jax
-from examples.llama3._settings import check_export, check_settings, choose_mesh, job_settings
+from examples.llama3._settings import Settings, check_export, check_settings, choose_mesh, job_settings
 from examples.llama3._sharding import ActivationSharding, batch_sharding, placed
 from examples.llama3._state import TrainState, init_state
 from examples.llama3._tracker import make_tracker
@@ -100,6 +100,32 @@ def accumulated(function: Callable[[Any, Batch], Any], *, parts: int) -> Callabl
     return mean_over_parts
 
 
+def make_job_step(
+    flags: Flags, settings: Settings, mesh: Mesh, state: TrainState
+) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Return the step of the job, its first state, and a function that returns the parameters in a state."""
+    train_step = make_train_step(
+        settings.model,
+        settings.optimizer,
+        mesh,
+        mean=(lambda local: local)
+        if flags.diloco_every
+        else functools.partial(jaxft.pmean, quantize=flags.quantize),
+        accumulate=settings.accumulate,
+        grad_dtype=flags.grad_dtype,
+    )
+    if flags.diloco_every is None:
+        return train_step, state, lambda state: state.params
+    rounds = jaxft.diloco(
+        train_step,
+        params=lambda state: state.params,
+        outer=optax.sgd(0.7, momentum=0.9, nesterov=True),
+        every=flags.diloco_every,
+        carry=flags.diloco_carry,
+    )
+    return rounds, rounds.init(state), lambda state: state["params"]
+
+
 def train(flags: Flags) -> None:
     """Run until the job has committed its last step.
 
@@ -125,16 +151,9 @@ def train(flags: Flags) -> None:
         state = init_state(
             settings.model, settings.optimizer, mesh, seed=flags.seed, weights=flags.initial_weights
         )
+        train_step, state, params_of = make_job_step(flags, settings, mesh, state)
         if manager is not None and flags.checkpoints is not None:
             state = manager.restore(state, changed=flags.changed)
-        train_step = make_train_step(
-            settings.model,
-            settings.optimizer,
-            mesh,
-            mean=functools.partial(jaxft.pmean, quantize=flags.quantize),
-            accumulate=settings.accumulate,
-            grad_dtype=flags.grad_dtype,
-        )
         step = jaxft.fault_tolerant(
             train_step, manager, shards=flags.shards, nonfinite="raise", overlap=flags.overlap
         )
@@ -145,10 +164,10 @@ def train(flags: Flags) -> None:
 
         def held_out_loss() -> float:
             batches = settings.batches.held_out_batches(flags.eval_batches)
-            losses = [loss_of(state.params, placed(batch, placement)) for batch in batches]
+            losses = [loss_of(params_of(state), placed(batch, placement)) for batch in batches]
             return float(sum(losses)) / len(losses)
 
-        workload = describe(flags, settings, state, mesh)
+        workload = describe(flags, settings, params_of(state), mesh)
         folder = folder_of(flags)
         profiled = flags.profile if is_first_process() else None
         with Report(flags, workload, manager, tracker) as report, Profile(profiled, folder) as profile:
@@ -165,7 +184,7 @@ def train(flags: Flags) -> None:
 
             report.finished(step.step, digest=jaxft.digest(state) if flags.digest_at_end else None)
             if flags.export_weights is not None:
-                save_weights(state.params, settings.model, flags.export_weights)
+                save_weights(params_of(state), settings.model, flags.export_weights)
 
 
 def make_manager(flags: Flags, shared: dict[str, str]) -> jaxft.Manager | None:

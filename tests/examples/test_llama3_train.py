@@ -248,6 +248,21 @@ def test_a_run_keeps_its_configuration_curves_trace_and_weights(
 
 
 @pytest.mark.long
+@pytest.mark.long
+@pytest.mark.parametrize("carry", ["average", "reset"])
+def test_rounds_of_inner_steps_on_a_mesh(command: Any, tmp_path: Path, carry: str) -> None:
+    events, weights = tmp_path / "events.jsonl", tmp_path / "weights"
+    rounds = ("--steps", "3", "--diloco-every", "4", "--diloco-carry", carry, "--fsdp", "2")
+    more = ("--eval-every", "1", "--eval-batches", "1", "--events", str(events))
+    command(*SHORT, *rounds, *more, "--digest-at-end", "--export-weights", str(weights))
+    written = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [event["step"] for event in written if event["event"] == "step"] == [1, 2, 3]
+    losses = [event["loss"] for event in written if event["event"] == "evaluation"]
+    assert losses[-1] < losses[0]
+    assert written[-1]["digest"]
+    assert (weights / "config.json").is_file()
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(command: Any, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SystemExit) as stopped:
         command(*SHORT, "--steps", "20", "--learning-rate", "1e38", "--warmup-steps", "0")
