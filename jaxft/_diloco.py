@@ -38,7 +38,7 @@ from jaxft._programs._checks import check_function, other, refuse_others
 from jaxft._programs._compat import AnyJaxpr, PyTreeDef
 from jaxft._programs._fingerprint import jaxpr_digest
 from jaxft._programs._leaves import first_difference, own, strong
-from jaxft._programs._primitive import call_name, pmean, pmean_p, psum, shard_index, shard_index_p
+from jaxft._programs._primitive import Quantize, call_name, pmean, pmean_p, psum, shard_index, shard_index_p
 from jaxft._programs._shardings import specs
 from jaxft._programs._trace import described
 from jaxft.data._batch_functions import BatchFor, OwnBatch, StateBatches
@@ -71,6 +71,7 @@ def diloco(
     outer: Outer,
     every: int = 100,
     carry: Carry,
+    quantize: Quantize | None = None,
     **streaming: Any,
 ) -> "Diloco":
     """Make a train step for `jaxft.fault_tolerant` whose shards take `every` inner steps between two exchanges.
@@ -118,6 +119,7 @@ def diloco(
             "average" exchanges them too, and each shard continues from their mean. "second" does so with
             second moments alone (optax calls them `nu`), and sets the others to zero. "reset" sets all to zero, with
             the counts that correct their bias. See docs/diloco.md for what each costs.
+        quantize: as in `jaxft.pmean`, for how far the parameters went. Moments are exchanged as they are.
         **streaming: fragments, delays and mixing are not supported, and refused.
 
     Returns:
@@ -150,7 +152,8 @@ def diloco(
             f"carry is {carry!r}, and must be one of {', '.join(map(repr, get_args(Carry)))}: the rule for moments "
             "of the inner optimizer at the end of a round, since no shard keeps its own (docs/diloco.md)."
         )
-    return Diloco(inner_step, params, outer, whole("every, the inner steps of a round,", every, 1), carry)
+    every = whole("every, the inner steps of a round,", every, 1)
+    return Diloco(inner_step, params, outer, every, carry, quantize)
 
 
 def _refuse_streaming(given: dict[str, Any]) -> NoReturn:
@@ -232,12 +235,14 @@ class Diloco:
         outer: Outer,
         every: int,
         carry: Carry,
+        quantize: Quantize | None,
     ) -> None:
         self._inner_step = inner_step
         self._params = params
         self._outer = outer
         self.every = every
         self._carry: Carry = carry
+        self._quantize: Quantize | None = quantize
         self._known: _Inner | None = None
         self._compiled: _Compiled | None = None
 
@@ -278,9 +283,11 @@ class Diloco:
         ]
         metrics = [total / self.every for total in made["sums"]]
         kept = {path: made["inner"][path] for path in inner.paths("mean")}
-        grads, kept, metrics = pmean(({"params": inner.params_tree.unflatten(went)}, kept, metrics))
+        grads = pmean(inner.params_tree.unflatten(went), quantize=self._quantize)
+        if kept or metrics:
+            kept, metrics = pmean((kept, metrics))
         firsts = {path: _of_first_shard(made["inner"][path]) for path in inner.paths("first")}
-        updates, outer = self._outer.update(grads["params"], state["outer"], state["params"])
+        updates, outer = self._outer.update(grads, state["outer"], state["params"])
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), state["params"], updates)
         sums, last = iter(metrics), iter(made["last"])
         shown = [next(last) if one is None else next(sums) for one in compiled.sums]

@@ -215,6 +215,25 @@ def test_small_steps_of_half_precision_parameters_add_up() -> None:
     assert float(state["params"]) == 1 - 64 / 128**2
 
 
+def test_quantised_rounds_learn_the_same() -> None:
+    """Each element is within half a step of its block's grid, for an outer step of SGD(1.0)."""
+
+    def towards(w: Any, batch: Any) -> tuple[Any, Any]:
+        return w - 0.5 * (w - batch), {}
+
+    def target(number: int, shard: int) -> np.ndarray:
+        return np.random.default_rng([number, shard]).uniform(-1, 1, (256, 256)).astype(np.float32)
+
+    found = []
+    for quantize in (None, "int8"):
+        train = jaxft.diloco(
+            towards, params=lambda w: w, outer=optax.sgd(1.0), every=3, carry="reset", quantize=quantize
+        )
+        state, _ = run(train, jnp.zeros((256, 256)), 1, target, shards=2)
+        found.append(np.asarray(state["params"]))
+    assert 0 < np.abs(found[0] - found[1]).max() <= 1 / 128
+
+
 def test_each_inner_step_is_asked_for_its_batch_and_reports_progress() -> None:
     asked: list[tuple[int, int]] = []
 

@@ -122,6 +122,7 @@ def make_job_step(
         outer=optax.sgd(0.7, momentum=0.9, nesterov=True),
         every=flags.diloco_every,
         carry=flags.diloco_carry,
+        quantize=flags.quantize,
     )
     return rounds, rounds.init(state), lambda state: state["params"]
 
