@@ -20,17 +20,17 @@ def test_it_finishes_its_step_then_ends_its_loop_and_leaves():
 
 
 def test_in_a_round_of_inner_steps_it_leaves_at_once():
-    group = working().on(DrainNow(at_once=True))
+    group = working().on(r.DrainNow(at_once=True))
     assert group.sent == []
-    assert (group.phase, group.directive) == (Phase.DRAINED, LeaveJob())
-    assert group.on(LeaveNow(finished=False)).sent == [Leave(finished=False)]
-    assert group.hear(Goodbye()).phase is Phase.LEFT
+    assert (group.phase, group.directive) == (r.Phase.DRAINED, r.LeaveJob())
+    assert group.on(r.LeaveNow(finished=False)).sent == [Leave(finished=False)]
+    assert group.hear(Goodbye()).phase is r.Phase.LEFT
 
 
 def test_once_it_has_voted_it_waits_for_the_decision():
-    group = voted().on(DrainNow(at_once=True))
+    group = voted().on(r.DrainNow(at_once=True))
     assert group.sent == [Drain()]
-    assert group.phase is Phase.VOTED
+    assert group.phase is r.Phase.VOTED
 
 
 def test_an_operator_may_drain_it_as_well():
