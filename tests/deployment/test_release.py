@@ -82,7 +82,7 @@ def test_a_release_that_cannot_be_made_changes_nothing(clone: Path, version: str
 
 
 def released(clone: Path) -> Path:
-    """Run `make release` in a copy of the working tree, with a new environment; return what it has built."""
+    """Run `make release` in a copy of the working tree, with a new environment; return the folder of the results."""
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     for file in filter(None, listed.split("\0")):
         if (ROOT / file).is_file():  # not deleted in the working tree

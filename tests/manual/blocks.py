@@ -1,4 +1,4 @@
-"""The code blocks of the docs, and what is checked of each without running it.
+"""The code blocks of the docs, and the checks that need not run them.
 
 A block that cannot be checked has a comment before it: <!-- not checked: REASON -->.
 """
@@ -65,7 +65,7 @@ PARSERS: dict[tuple[str, ...], Any] = {
 
 
 class Wrong(AssertionError):
-    """A block says what does not hold."""
+    """A block has a mistake."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """All code blocks of all pages. What a page only shows (text, diff, directives) is none."""
+    """All code blocks of all pages, without text, diffs and directives."""
     found = []
     for page in PAGES:
         text = page.read_text()
@@ -109,7 +109,7 @@ def check_shell(text: str) -> None:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The commands of a script, as words: also those of $(...), without redirections and assignments."""
+    """The commands of a script, as words, also within $(...), without redirections and assignments."""
     text = re.sub(r"\\\n\s*", " ", text)
     for line in text.splitlines():
         line = line.removeprefix("$ ")
@@ -189,7 +189,7 @@ def _check_python(words: list[str]) -> None:
 
 
 def _check_make(words: list[str]) -> None:
-    """The targets exist, they use the variables, and what they start accepts what is in ARGS."""
+    """The targets exist, they use the variables, and their programs accept the flags in ARGS."""
     recipes = {
         target: recipe
         for target, recipe in re.findall(

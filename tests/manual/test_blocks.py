@@ -7,7 +7,7 @@ from tests.manual.blocks import Block, Wrong, blocks, check, check_shell
 
 BLOCKS = blocks()
 CHECKED = [block for block in BLOCKS if not block.why_not]
-# So many blocks cannot be checked here, each with a reason beside it. Think before you raise this.
+# Blocks that cannot be checked here, each with a reason. Think before you raise this.
 NOT_CHECKED = 2
 
 

@@ -38,7 +38,7 @@ UPDATE = (
 
 
 def stage(page: str, part: str) -> Callable[[Stage], Stage]:
-    """Have this function run the block with this part, in an empty folder, and check what it did."""
+    """Have this function run the block with this part, in an empty folder, and check the result."""
 
     def add(function: Stage) -> Stage:
         STAGES[page, part] = function
@@ -52,7 +52,7 @@ def keys_of(block: Block) -> list[tuple[str, str]]:
 
 
 def ran(text: str, **given: Any) -> SimpleNamespace:
-    """Run a block with the imports of its page, and with what is given; return what it has then."""
+    """Run a block with the imports of its page and the given names; return all names after it."""
     names = {"jax": jax, "jnp": jnp, "np": np, "nnx": nnx, "optax": optax, "jaxft": jaxft, **given}
     exec(compile(text, "docs", "exec"), names)
     return SimpleNamespace(**{name: value for name, value in names.items() if name != "__builtins__"})
@@ -83,7 +83,7 @@ def falls(step_of_page: Any) -> bool:
 @pytest.fixture(scope="module")
 def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with cluster(tmp_path_factory.mktemp("coordinator")) as here:
-        here.start_coordinator("--heartbeat-timeout-ms", "1000")  # a job resumes after so long
+        here.start_coordinator("--heartbeat-timeout-ms", "1000")  # a job resumes after this time
         yield f"localhost:{here.port}"
 
 
@@ -115,7 +115,7 @@ def test_every_block_runs_here_or_in_another_test() -> None:
 
 
 class Failing:
-    """Batches of eight shards, of which those of one step cannot be read."""
+    """Batches of eight shards; the shards of one step cannot be read."""
 
     def __init__(self, fails_at: int) -> None:
         self.asked: set[int] = set()
@@ -196,7 +196,7 @@ def reads_a_checkpoint_without_jaxft(text: str) -> None:
 
 @stage("clusters.md", "jax.distributed.initialize")
 def meets_other_processes(text: str) -> None:
-    """The real call is in tests/launch; here, that this one passes what it takes."""
+    """The real call is in tests/launch; here, its arguments."""
     called = mock.create_autospec(jax.distributed.initialize)
     with mock.patch.dict(os.environ, JAXFT_NPROC="2", JAXFT_RANK="1"):
         ran(text, os=os, jax=SimpleNamespace(distributed=SimpleNamespace(initialize=called)))
@@ -488,7 +488,7 @@ def shows_the_log(text: str) -> None:
 
 @stage("ray.md", "ray.init")
 def starts_groups_in_ray(text: str) -> None:
-    """tests/ray runs the example under a real Ray; here, that the block passes what it takes."""
+    """tests/ray runs the example under a real Ray; here, its arguments."""
     ray = mock.MagicMock()
     with mock.patch.dict(sys.modules, ray=ray):
         from examples.ray import train as example

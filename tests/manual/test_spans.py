@@ -27,7 +27,7 @@ OWN = {
 
 
 def problems(text: str) -> Iterator[str]:
-    """What a page's spans of code name that does not exist."""
+    """The commands, flags and modules in a page's spans of code that do not exist."""
     for span in SPAN.findall(FENCED.sub("", text)):
         try:
             words = shlex.split(span) or [""]

@@ -31,7 +31,7 @@ def block_with(text: str, page: str = "start.md") -> str:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a fresh environment with what the pages' pip commands install, from wheels."""
+    """The programs of a fresh environment with the wheels of the pages' pip commands."""
     folder = tmp_path_factory.mktemp("fresh")
     build(ROOT, folder / "dist")
     assert "./protocol ./coordinator . ./launcher" in block_with("pip install")
