@@ -27,8 +27,7 @@ ALIGN_BYTES = 64
 CHUNK_BYTES = 1 << 20
 # As many bands in each stripe of 1, 2, 3 or 4.
 BANDS = 12
-# A state of at most this size is not divided: what a donor would save is not worth a heal that begins again because
-# one donor has died.
+# A state of at most this size is not divided: the memory saved is not worth a heal that begins again.
 UNDIVIDED_BYTES = 1 << 20
 # The band of a leaf that each donor keeps.
 EVERYWHERE = -1
@@ -55,7 +54,7 @@ class BlobLayout:
 
     @staticmethod
     def of(leaves: Sequence[LeafType], bands: Sequence[int] | None = None) -> "BlobLayout":
-        """Lay out `leaves`, of which each lies in one of `bands`; None: each donor keeps all of them."""
+        """Lay out `leaves`, each in its band of `bands`; None: each donor keeps all leaves."""
         offsets: list[int] = []
         ends: list[int] = []
         position = 0
@@ -169,7 +168,7 @@ def bytes_of(array: np.ndarray) -> memoryview:
 
 
 def bands_of(leaves: Sequence[LeafType]) -> list[int]:
-    """The band of each leaf, in ascending order: the one in which its middle lies. `leaves`: the whole state."""
+    """The band of each leaf, in ascending order: the band with the middle of the leaf. `leaves`: the whole state."""
     total_bytes = sum(leaf.size_bytes for leaf in leaves)
     if total_bytes <= UNDIVIDED_BYTES:
         return [EVERYWHERE] * len(leaves)

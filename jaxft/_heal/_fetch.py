@@ -65,14 +65,14 @@ class _Donor:
         self.address = at.address
         self.request = replace(request, to_group=at.group, to_incarnation=at.incarnation, rank=at.rank)
         self.connection: Connection | None = None
-        self.answers = False  # it has said what it keeps
+        self.answers = False  # its manifest has come
         self.redialled = ""  # why, since the last fetch that succeeded
         self.failed = ""
         self._told = False  # that it takes long
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it, as far as that is known."""
+        """The known faults of the donor."""
         if self.failed or not self.redialled:
             return self.failed or ("" if self.answers else "no answer yet")
         return f"dialled once more, since {self.redialled}"
@@ -88,14 +88,14 @@ class _Donor:
         self.close()
         _log.warning("Dials donor %s once more: %s", self.name, error)
 
-    def not_ready(self, since_s: float, said: str) -> None:
-        """It does not have what it was asked for yet. Say so once if that takes long."""
+    def not_ready(self, since_s: float, answer: str) -> None:
+        """The donor does not have the requested state or means yet. Log a long wait once."""
         waited_s = time.monotonic() - since_s
         if waited_s < SLOW_WAIT_S:
             self._told = False
         elif not self._told:
             self._told = True
-            _log.info("Still waiting for donor %s to be ready after %.0f s: %s", self.name, waited_s, said)
+            _log.info("Still waiting for donor %s to be ready after %.0f s: %s", self.name, waited_s, answer)
 
     def close(self) -> None:
         if self.connection is not None:
@@ -133,7 +133,7 @@ class Fetcher:
     ) -> list[np.ndarray]:
         """Fetch the pinned state `step`, whose leaves have these types and lie in these bands.
 
-        Without `bands` the leaves are those of the whole state.
+        Without `bands`, `types` describe the whole state.
 
         Raises:
             HealFailed: no donor is left that keeps all or some of it, the donors hold other leaves, or `cancel` was
@@ -185,7 +185,7 @@ class Fetcher:
                 deadline_s = time.monotonic() + _NOTICE_TIMEOUT_S
                 ask(donor.connection, self._request(Kind.HOLDS, step), deadline_s, None)
             except (ConnectionError, TimeoutError):
-                donor.close()  # the next fetch dials it again and tells it
+                donor.close()  # the next fetch dials it again
 
     # ---- donors ----
 
@@ -248,13 +248,13 @@ class Fetcher:
     ) -> None:
         connection = self._connection(donor, stripes.over)
         if types is not None:
-            said = self._check_manifest(donor, connection, request, types, stripes.over)
+            manifest = self._check_manifest(donor, connection, request, types, stripes.over)
             donor.answers = True
-            stripes.serve(connection, said.stripe, live=said.live)
+            stripes.serve(connection, manifest.stripe, live=manifest.live)
         else:
             held = self._request(Kind.HOLDS, request.step)
             ask(connection, held, time.monotonic() + self._timeout_s, stripes.over)
-            # One that is behind the others takes no chunk from them.
+            # A donor that is behind the others takes no chunk from them.
             self._answer(donor, connection, request, MAX_TEXT_BYTES, stripes.over)
             stripes.serve(connection)
 
@@ -284,20 +284,20 @@ class Fetcher:
     def _answer(
         self, donor: _Donor, connection: Connection, request: Request, limit_bytes: int, abort: Abort
     ) -> str:
-        """Wait until a donor has what is requested, and return what it says then."""
+        """Wait until a donor has the requested state or means; return the text of its answer."""
         began_s = time.monotonic()
         while True:
             deadline_s = time.monotonic() + self._timeout_s
             ask(connection, request, deadline_s, abort)
             reply = header(connection, deadline_s, abort)
-            said = text(connection, reply, limit_bytes, deadline_s, abort)
+            answer = text(connection, reply, limit_bytes, deadline_s, abort)
             if reply.status is Status.OK:
-                return said
+                return answer
             if reply.status is not Status.NOT_YET:
-                raise BadFrame(said)
+                raise BadFrame(answer)
             if time.monotonic() >= began_s + self._timeout_s:
-                raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {said}")
-            donor.not_ready(began_s, said)
+                raise TimeoutError(f"it was not ready for {self._timeout_s:g} s: {answer}")
+            donor.not_ready(began_s, answer)
 
 
 def _first_difference(theirs: list[LeafType], ours: list[LeafType]) -> str:

@@ -49,7 +49,7 @@ class Damaged(BadFrame):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a joiner asks for: chunks `first` to `first + count` of the parts that belong to some lanes.
+    """The request of a joiner: chunks `first` to `first + count` of the parts that belong to some lanes.
 
     Without a span, leaves are whole: both groups have one process.
     """

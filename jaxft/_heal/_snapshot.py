@@ -1,15 +1,15 @@
-"""A state that is kept for joiners while training goes on.
+"""A state that is kept for joiners during later steps.
 
 A snapshot starts as references to the arrays, which costs nothing. A leaf is *captured*, that is, protected from the
 donation of its array, when the first joiner asks for it. Before that donation the leaves of this donor's stripe
-(`_blob.py`) are captured, and those of the others that no joiner has asked for are let go:
+(`_blob.py`) are captured, and other leaves that no joiner has asked for are let go:
 
 * On the CPU backend a host view of an array is not a copy, and JAX copies an array that has a live view instead of
   donating it. So the view is a copy-on-write snapshot. jaxlib does this but does not promise it, so every reader
   checks afterwards whether the array was overwritten (`intact`).
-* On an accelerator a copy to pinned host memory is started, and not waited for: the device makes it while training
-  goes on, and reads the array before a donation overwrites it. There only the stripe is served, so that a donor needs
-  host memory for no more.
+* On an accelerator a copy to pinned host memory is started, and not waited for: the device makes it during the
+  next steps, and reads the array before a donation overwrites it. There only the stripe is served, so that a donor
+  needs host memory for no more.
 * For the few types that XLA packs (int4), a host view is a copy from the start.
 
 A leaf on several devices is joined, in C order, when its first byte is read. A joiner of several processes asks for
@@ -50,8 +50,8 @@ class Snapshot:
     Args:
         leaves: the pieces, of any dtypes.
         pieces: how the state is split; None: leaves are whole.
-        stripe: what is captured before the donation.
-        taken_bytes: what other copies of states take of XLA's pinned memory.
+        stripe: the leaves that are captured before the donation.
+        taken_bytes: XLA's pinned memory in other copies of states.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Snapshot:
                 source.capture()
 
     def let_go(self) -> None:
-        """Drop what has not been captured: its arrays are about to be donated."""
+        """Drop the leaves that were not captured: their arrays are about to be donated."""
         with self._lock:
             self._let_go = True
             sources, self._leaves = self._sources or [], []
@@ -158,8 +158,8 @@ class Snapshot:
         assert self._pieces is not None
         types = self._pieces.types(span)
         parts = [
-            _PartOf(sources[number], index, one)
-            for (number, index), one in zip(self._pieces.picks(span), types, strict=True)
+            _PartOf(sources[number], index, part)
+            for (number, index), part in zip(self._pieces.picks(span), types, strict=True)
         ]
         return Blob(BlobLayout.of(types, bands_in(self._pieces, span)), parts)
 
@@ -167,7 +167,7 @@ class Snapshot:
 class _Leaf:
     """One leaf: first the array, then (captured) host views or copies of its pieces, then one run of bytes.
 
-    Of an accelerator's array, a copy is started in between. One that is not `kept` can be let go instead.
+    Of an accelerator's array, a copy is started in between. A leaf that is not `kept` can be let go instead.
     """
 
     def __init__(self, leaf: Any, kept: bool, copied_bytes: int, pinned: bool) -> None:
@@ -189,12 +189,12 @@ class _Leaf:
 
     @property
     def pinned_bytes(self) -> int:
-        """What it takes of pinned memory on an accelerator."""
+        """Its share of the pinned memory on an accelerator."""
         return self.type.size_bytes if self._pinned else 0
 
     @property
     def missing_bytes(self) -> int:
-        """What it will still take on an accelerator: for its copy, unless that is pinned, and to join its pieces."""
+        """The memory still to take on an accelerator: for its copy, unless that is pinned, and to join its pieces."""
         if self._leaf is not None and not self._pinned:
             return self.copied_bytes
         return self._joined_bytes if self._flat is None else 0
@@ -330,7 +330,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _copied_bytes(leaf: Any) -> int:
-    """What a leaf takes of the host's memory on an accelerator: twice its size if its pieces have to be joined."""
+    """The host memory of an accelerator's leaf: twice its size if its pieces have to be joined."""
     if not _is_array(leaf) or not is_accelerator(next(iter(leaf.sharding.addressable_devices))):
         return 0
     return type_of(leaf).size_bytes * (1 if len(unique_pieces(leaf)) == 1 else 2)

@@ -17,8 +17,8 @@ from jaxft._transport._listener import Abort
 class SpanFetcher:
     """The fetchers of one heal, for each span of this process. Not thread-safe.
 
-    All methods return pieces of this process, as `Pieces.split` does, in host memory. Those that fetch raise
-    HealFailed, as those of `Fetcher` do.
+    All methods return pieces of this process, as `Pieces.split` does, in host memory. Methods that fetch raise
+    HealFailed, as in `Fetcher`.
     """
 
     fetchers: Sequence[tuple[Span | None, Fetcher]]

@@ -5,12 +5,12 @@ and releases; server threads read. No thread holds the lock while it copies or r
 heartbeats wait for a joiner. Before the training thread donates a pinned state, it captures its stripe of that (see
 `_snapshot`). The other donors keep the rest.
 
-On an accelerator a thread starts the copies to host memory as soon as a state is pinned, beside the step. A stripe
+On an accelerator a thread starts the copies to host memory as soon as a state is pinned, during the step. A stripe
 that would take, with the copies under way, more than half of the host memory available to this group's processes is
 not kept: its heal ends here, and the other donors may have room.
 
-Everything is kept only while a joiner needs it. A joiner that holds a state says so (`holds`), and everything before
-that state is freed; `release` frees the rest. Joiners pinned at the same step with the same stripe share a snapshot.
+Everything is kept only while a joiner needs it. A joiner reports each state that it holds (`holds`), and everything
+before that state is freed; `release` frees the rest. Joiners at the same step with the same stripe share a snapshot.
 """
 
 import logging
@@ -196,7 +196,7 @@ class StateStore:
             return bool(self._log)
 
     def end_log(self) -> None:
-        """Keep what is logged, and tell joiners that no further means will come: this group takes no more steps."""
+        """Keep the log, and tell joiners that no further means will come: this group takes no more steps."""
         with self._changed:
             self._grows = False
             self._changed.notify_all()
@@ -279,7 +279,7 @@ class StateStore:
     # ---- copies, in any thread ----
 
     def _start_copies(self, taken: dict[_Kept, Snapshot]) -> None:
-        """Have an accelerator copy new snapshots to the host, beside the step."""
+        """Have an accelerator copy new snapshots to the host, during the step."""
         for kept, snapshot in taken.items():
             if snapshot.copied_bytes:
                 self._start_copy(kept, snapshot)
@@ -293,7 +293,7 @@ class StateStore:
                 return
             self._copied[kept] = False
         copied_mb = taken.copied_bytes / 1e6
-        _log.info("copies state %d to the host for joiners, beside the step: %.1f MB", kept[0], copied_mb)
+        _log.info("copies state %d to the host for joiners, during the step: %.1f MB", kept[0], copied_mb)
         thread = threading.Thread(
             target=self._capture, args=(kept, taken), name="jaxft-snapshot", daemon=True
         )
@@ -315,8 +315,8 @@ class StateStore:
         with self._changed:
             if self._snapshots.get(kept) is snapshot and kept in self._copied:
                 self._copied[kept] = True
-                made = (self._snapshots[one] for one, whole in self._copied.items() if whole)
-                self._pool_bytes = max(self._pool_bytes, sum(one.pinned_bytes for one in made))
+                made = (self._snapshots[kept] for kept, whole in self._copied.items() if whole)
+                self._pool_bytes = max(self._pool_bytes, sum(snapshot.pinned_bytes for snapshot in made))
 
     # ---- under the lock ----
 
@@ -325,7 +325,7 @@ class StateStore:
         return Span(0, 1) if self._pieces is None else self._pieces.own
 
     def _check_lanes(self, span: Span | None) -> None:
-        """Raise Gone if this process does not hold what a joiner asks for."""
+        """Raise Gone if this process does not hold the lanes of a joiner."""
         own, whole = self._own, self._pieces is None or self._pieces.whole
         if span is None and whole:
             return
@@ -342,16 +342,16 @@ class StateStore:
         needed = {pin.kept for pin in self._pins.values() if pin.step == self._step and pin.needs_state}
         new = needed - self._snapshots.keys()
         for kept in new:
-            taken_bytes = sum(one.pinned_bytes for one in self._snapshots.values())
+            taken_bytes = sum(snapshot.pinned_bytes for snapshot in self._snapshots.values())
             self._snapshots[kept] = Snapshot(self._leaves, self._pieces, kept[1], taken_bytes=taken_bytes)
         return {kept: self._snapshots[kept] for kept in new}
 
     def _why_no_room(self, new: Snapshot) -> str:
-        """Why host memory does not allow for the copy of a snapshot, with those that are under way; "": it does."""
+        """Why host memory does not allow for the copy of a snapshot, with the copies under way; "": it does."""
         copied = [*(self._snapshots[kept] for kept in self._copied), new]
-        pinned_bytes = max(0, sum(one.pinned_bytes for one in copied) - self._pool_bytes)
-        more_bytes = pinned_bytes + sum(one.missing_bytes for one in copied)
-        # After those: what is taken meanwhile is counted twice, and not nowhere.
+        pinned_bytes = max(0, sum(copy.pinned_bytes for copy in copied) - self._pool_bytes)
+        more_bytes = pinned_bytes + sum(copy.missing_bytes for copy in copied)
+        # Read last: memory taken meanwhile is counted twice, and never missed.
         part, free_bytes = host_part(), available_bytes()
         if free_bytes is None or more_bytes <= part * free_bytes or not (pinned_bytes or new.missing_bytes):
             return ""

@@ -3,18 +3,18 @@
 Chunks that have not been requested yet are free. Each donor has a thread, which takes spans of chunks, requests them,
 and verifies the tag of each chunk that arrives. Spans taken by a donor that fails become free again.
 
-A donor is asked for its stripe first: that it keeps in any case. As long as its state is *live*, that is, not yet
-donated, it is then asked for the rest as well. It says NOT_KEPT to a request that comes too late, and from then on it
-is asked for its stripe only. The blob completes as long as each chunk is kept by a donor that serves. As soon as one
-is kept by none, the fetch ends.
+A donor is asked for its stripe first, which it keeps in any case. As long as its state is *live*, that is, not yet
+donated, it is then asked for the rest as well. It answers NOT_KEPT to a request that comes too late, and from then
+on it is asked for its stripe only. The blob completes as long as each chunk is kept by a donor that serves. As soon
+as a chunk is kept by none, the fetch ends.
 
 A donor that has started to send is asked for its next span before it has sent the current one, so that it never waits
 for a request. Spans become smaller towards the end, and the last ones are not requested ahead: so donors that have
 the same chunks end at nearly the same time, each having sent what its link allows.
 
 A stalled donor holds up only the spans that it has taken. While others are free for it, no thread waits for a stalled
-donor; once none are, that is cut off much sooner (`_STALL_S`) than a donor that alone keeps its spans. Nor is one
-waited for any longer that has not even said what it keeps.
+donor; once none are, that is cut off much sooner (`_STALL_S`) than a donor that alone keeps its spans. Nor is a donor
+waited for any longer whose manifest has not come.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ _STALL_S = 3.0
 
 @dataclass(slots=True)
 class _Span:
-    """A range of chunks, without those that have arrived."""
+    """A range of chunks, without the arrived chunks."""
 
     first: int
     count: int
@@ -53,7 +53,7 @@ class _Span:
 
 @dataclass(slots=True)
 class _Taken:
-    """What a donor keeps, and the spans requested from it and not received yet, in order."""
+    """The stripe of a donor, and the spans requested from it and not received yet, in order."""
 
     stripe: Stripe = WHOLE
     live: bool = True
@@ -65,7 +65,7 @@ class _Taken:
 class Stripes:
     """The state that the donors' threads share. `over` is set at the end, and ends all their waits.
 
-    `lost` says which chunks no donor keeps, if the fetch has ended for that.
+    `lost` names the chunks that no donor keeps, if the fetch has ended for that.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Stripes:
         self._free = deque(_spans_of(layout))
         self._free_chunks = layout.chunks
         self._taken: dict[socket.socket, _Taken] = {}
-        self._moved_s = time.monotonic()  # when a chunk arrived, or a donor said what it keeps
+        self._moved_s = time.monotonic()  # when a chunk or a manifest arrived
 
     # ---- the thread that wants the blob ----
 
@@ -218,7 +218,7 @@ class Stripes:
         """End the fetch if no donor keeps some of the free chunks. Under the lock."""
         silent_s = time.monotonic() - self._moved_s
         if self.over.is_set or (len(self._taken) < self._donors and silent_s < self._stall_s):
-            return  # a donor that has not said yet what it keeps may keep all of them
+            return  # a donor whose manifest has not come may keep all of them
         stripes = [WHOLE if taken.live else taken.stripe for taken in self._taken.values()]
         lost = [span for span in self._free if not any(keeps(stripe, self._band(span)) for stripe in stripes)]
         if stripes and lost:
@@ -265,11 +265,13 @@ class Stripes:
         return until_s - now_s
 
     def _others_keep(self, sock: socket.socket, taken: _Taken) -> bool:
-        """Whether other donors can send what this one was asked for. Under the lock.
+        """Whether other donors can send all that was requested from this donor. Under the lock.
 
         If not, the heal ends with this donor, which may only be waiting for a large leaf: it has more time.
         """
-        others = [WHOLE if one.live else one.stripe for key, one in self._taken.items() if key is not sock]
+        others = [
+            WHOLE if other.live else other.stripe for key, other in self._taken.items() if key is not sock
+        ]
         return all(any(keeps(stripe, self._band(span)) for stripe in others) for span in taken.spans)
 
     def _fetch(self, connection: Connection, taken: _Taken) -> None:
@@ -293,16 +295,16 @@ class Stripes:
             self._moved()
 
     def _fetch_chunk(self, connection: Connection, chunk: int) -> bool:
-        """Receive a chunk; return False if the donor says that it does not keep it."""
+        """Receive a chunk; return False if the donor does not keep it."""
         deadline_s = time.monotonic() + self._timeout_s
         reply = header(connection, deadline_s, self.over)
         if reply.status is not Status.OK:
-            said = text(connection, reply, MAX_TEXT_BYTES, deadline_s, self.over)
+            answer = text(connection, reply, MAX_TEXT_BYTES, deadline_s, self.over)
             if reply.status is Status.NOT_KEPT:
                 return False
             if reply.status is Status.NOT_YET:
-                raise BadFrame(f"it stopped in the middle of a state or means: {said}")
-            raise BadFrame(said)
+                raise BadFrame(f"it stopped in the middle of a state or means: {answer}")
+            raise BadFrame(answer)
         start, length = self._layout.span_of(chunk)
         if (reply.index, reply.length) != (chunk, length):
             raise BadFrame(

@@ -51,5 +51,5 @@ def test_a_kill_changes_nothing(
         assert {worker.digest for worker in (*survivors, again)} == {digest_alone(STEPS, *options)}
         for group, worker in zip(GROUPS, survivors, strict=False):
             assert worker.logged("Shards are added on the devices") == (group in accelerated)
-            assert worker.logged("to the host for joiners, beside the step") == (group in accelerated)
+            assert worker.logged("to the host for joiners, during the step") == (group in accelerated)
             assert [event["step"] for event in worker.steps()] == list(range(1, STEPS + 1))
