@@ -15,7 +15,7 @@ OLDEST_GLIBC_MINOR = 17
 
 
 class LaneBuildHook(BuildHookInterface):
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, _: str, build_data: dict[str, Any]) -> None:
         lane = runpy.run_path(str(Path(self.root, "lane", "build.py")))
         target: Path = lane["TARGET"]
         try:

@@ -27,7 +27,7 @@ class Channel:
     chooses how to interleave them, so at most two headers can come next.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (by name: the two directions of one connection)
         self,
         connection: Connection,
         *,

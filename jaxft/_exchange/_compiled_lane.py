@@ -33,7 +33,7 @@ class CompiledLane:
         for number, connection in links.connections.items():
             self._sheet.members[number].fd = connection.sock.fileno()
         tags = [each for one in links.connections.values() for each in (one.outgoing, one.incoming)]
-        self._sheet.heed(task.heeds_progress)
+        self._sheet.heed(progress=task.heeds_progress)
         plan.abort_fd = links.abort.fileno()
         plan.tag_bytes = tags[0].size_bytes
         plan.secrets = _secrets(links.connections, len(links.members)) if library.macs else None

@@ -56,7 +56,7 @@ def exchange_into(
     task: Task,
     total_shards: int,
     patience: Patience,
-    tell: Callable[[Lane], None] = lambda lane: None,
+    tell: Callable[[Lane], None] = lambda _: None,
 ) -> None:
     """Carry out a task: average or sum the contributions of all members of a quorum.
 

@@ -78,7 +78,7 @@ class Rounds:
     slices: tuple[tuple[int, int], ...]
 
     @staticmethod
-    def of(
+    def of(  # noqa: PLR0913 (the arguments of `Plan.of`, and where a member stands)
         grid: Grid,
         me: int,
         layout: Layout,
@@ -114,7 +114,7 @@ class Rounds:
         )
 
 
-def _means(
+def _means(  # noqa: PLR0913 (the arguments of `Plan.of`, and where a member stands)
     grid: Grid,
     part: int,
     parts: int,

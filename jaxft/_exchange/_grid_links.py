@@ -103,7 +103,7 @@ def _memory_for(rounds: Rounds, layout: Layout) -> tuple[Sliced, ...]:
     return tuple(kept)
 
 
-def open_links(
+def open_links(  # noqa: PLR0913 (by name: those of `open_all`)
     listener: Listener,
     *,
     job: str,
@@ -197,12 +197,12 @@ class _Rounds:
             if self._links.column is not None:
                 self._links.column.tell(self._links.column.connections)
 
-    def _tell_in_means(self, lane: Lane) -> None:
+    def _tell_in_means(self, _: Lane) -> None:
         """The row may be in the third round."""
         if self._is_time():
             self._links.row.tell(self._links.row.connections)
 
-    def _tell_in_results(self, lane: Lane) -> None:
+    def _tell_in_results(self, _: Lane) -> None:
         """The column may be in the second round of the step's next exchange."""
         if self._links.column is not None and self._is_time():
             self._links.column.tell(self._links.column.connections)

@@ -52,7 +52,7 @@ class Peer:
 class Links:
     """This member's connections to all others of a quorum, and the memory and plan reused across its exchanges."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (by name: a quorum, and one of its members)
         self,
         *,
         job: str,
@@ -83,7 +83,7 @@ class Links:
         self._sheets: dict[tuple[int, str], Sheet] = {}  # by the plan, which a sheet keeps, and the layout
         self._listener = listener
         for connection in self.connections.values():
-            connection.sock.setblocking(False)
+            connection.sock.settimeout(0.0)
 
     def plan(self, layout: Layout, total_shards: int, strands: int = 1) -> Plan:
         """The plan of this strand of an exchange, cached: a step has one for each of its exchanges."""
@@ -173,7 +173,7 @@ class Links:
             self._listener.forget(self.quorum_id)
 
 
-def open_all(
+def open_all(  # noqa: PLR0913 (by name: a quorum, and one of its members)
     listener: Listener,
     parts: Sequence[Sequence[int]],
     *,
@@ -263,7 +263,7 @@ def _process(peer: Peer) -> tuple[str, int, int, str]:
     return peer.group, peer.incarnation, peer.rank, peer.address
 
 
-def _connected(
+def _connected(  # noqa: PLR0913 (by name: a quorum, and one of its members)
     listener: Listener,
     request: ConnectionRequest,
     *,

@@ -108,7 +108,7 @@ class Sheet:
         self.plan.first_piece = _array(ctypes.c_uint32, first)
         self.plan.pieces = _array(c.Piece, pieces)
 
-    def heed(self, progress: bool | None) -> None:
+    def heed(self, *, progress: bool | None) -> None:
         """Whether frames that say that bytes move count as such; None: there are none."""
         self.plan.heeds_progress = bool(progress)
         for member, header in zip(self.members, self._progress, strict=True):

@@ -106,7 +106,7 @@ class _Donor:
 class Fetcher:
     """Fetches the state and the means for one heal. Not thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (by name: a heal, and who takes part)
         self,
         *,
         job: str,

@@ -145,7 +145,7 @@ class Snapshot:
             )
             room = pinned_bytes <= PINNED_PART * pinned_limit_bytes() - self._taken_bytes
             self._sources = [
-                _Leaf(leaf, mine, copied, pinned and room)
+                _Leaf(leaf, kept=mine, copied_bytes=copied, pinned=pinned and room)
                 for leaf, mine, copied, pinned in zip(leaves, kept, copied_bytes, to_pinned, strict=True)
             ]
             self._leaves = []
@@ -170,7 +170,7 @@ class _Leaf:
     Of an accelerator's array, a copy is started in between. A leaf that is not `kept` can be let go instead.
     """
 
-    def __init__(self, leaf: Any, kept: bool, copied_bytes: int, pinned: bool) -> None:
+    def __init__(self, leaf: Any, *, kept: bool, copied_bytes: int, pinned: bool) -> None:
         self.type = type_of(leaf)
         self.kept = kept
         self.copied_bytes = copied_bytes

@@ -171,7 +171,7 @@ class Door:
 
     def _take_in(self, sock: socket.socket, name: str) -> None:
         # The program may have called `socket.setdefaulttimeout`, for its downloads: Python then waits in each call.
-        sock.setblocking(True)
+        sock.settimeout(None)
         close_in_children(sock)
         half = HalfOpen(sock, name=name, deadline_s=time.monotonic() + _HELLO_TIMEOUT_S)
         self.half_open[sock.fileno()] = half

@@ -156,7 +156,7 @@ class Dialling:
             family, target = self._targets.pop(0)
             sock = once_there_is_room(functools.partial(socket.socket, family, socket.SOCK_STREAM))
             close_in_children(sock)
-            sock.setblocking(False)
+            sock.settimeout(0.0)
             try:
                 sock.connect(target)
             except BlockingIOError:
@@ -197,7 +197,7 @@ class Dialling:
             text = f"{self._address} refused the {kind} connection of group {group!r}. {reason}"
             raise Busy(text) if status == _BUSY else _Unanswered(text)
         self._check_listener(said)
-        self.sock.setblocking(True)
+        self.sock.settimeout(None)
         peer = self._request.to_group
         if self._key is None:
             return Connection.plain(self.sock, peer)

@@ -49,7 +49,7 @@ _MAX_RANKS = 4096
 class Listener:
     """Accepts the connections of one job's data plane, from construction until `close`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (by name: who a peer is)
         self,
         *,
         host: str = "",
@@ -74,7 +74,7 @@ class Listener:
         self._failure: Exception | None = None
         self._sock = once_there_is_room(functools.partial(bind_one_of, host, ports))
         close_in_children(self._sock)
-        self._sock.setblocking(False)
+        self._sock.settimeout(0.0)
         self.port: int = self._sock.getsockname()[1]
         self._door = Door(self._sock, key, self._descriptors, self._wrong_end, self._admit)
         self._pending = PendingConnections(self._descriptors // _PENDING_PART)
@@ -84,7 +84,7 @@ class Listener:
         self._closed = Abort()
         self._thread = start_thread(self._run, name="jaxft-listener")
 
-    def take(
+    def take(  # noqa: PLR0913 (by name: who a peer is)
         self,
         *,
         quorum_id: int,

@@ -69,7 +69,7 @@ class _Process:
             self.partials.add(shard, contribution(self.layout.specs, shard))
 
     def open(self, quorum_id: int, me: str, members: Sequence[Peer]) -> None:
-        def connected(span: Any, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
+        def connected(_: Any, strand: int, abort: Abort, before: AnyLinks | None) -> AnyLinks:
             links = open_links(
                 self.listener,
                 job="job",

@@ -46,7 +46,7 @@ def made_by(by: str) -> Make:
 
 
 @contextmanager
-def cut_into(chunk_bytes: int, window: int, one_trip: bool) -> Iterator[None]:
+def cut_into(chunk_bytes: int, window: int, *, one_trip: bool = False) -> Iterator[None]:
     """Plans of small chunks, and a small window."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_plan, "CHUNK_BYTES", chunk_bytes)
@@ -102,7 +102,7 @@ def wired(
             else Connection.plain(mine)
         )
     for sock in outer.values():
-        sock.setblocking(False)
+        sock.settimeout(0.0)
     links = [
         Links(
             job="job",
@@ -157,7 +157,7 @@ def recorded(
         return {pair: bytes(wire.carried) for pair, wire in wires.items()}
 
 
-def fed(lane: Lane, peer: socket.socket, stream: bytes, pieces: Iterator[int], closes: bool) -> object:
+def fed(lane: Lane, peer: socket.socket, stream: bytes, pieces: Iterator[int], *, closes: bool) -> object:
     """What a lane makes of a stream: its result, or where it stands. Raises PeerLost."""
     at = 0
     while at < len(stream):

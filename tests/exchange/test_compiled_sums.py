@@ -53,11 +53,11 @@ def test_every_bit_is_numpys(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from(KINDS),
-    st.lists(st.tuples(SIZES, st.integers(0, 3)), min_size=1, max_size=5),
-    st.sampled_from([(1, 1), (2, 1), (2, 2)]),
-    st.booleans(),
-    st.integers(0, 2**32),
+    kind=st.sampled_from(KINDS),
+    leaves=st.lists(st.tuples(SIZES, st.integers(0, 3)), min_size=1, max_size=5),
+    shards=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    in_place=st.booleans(),
+    seed=st.integers(0, 2**32),
 )
 @pytest.mark.parametrize("instructions", INSTRUCTIONS)
 def test_partial_sums_have_numpys_bits_but_for_nans(
@@ -65,6 +65,7 @@ def test_partial_sums_have_numpys_bits_but_for_nans(
     kind: tuple,
     leaves: list[tuple[int, int]],
     shards: tuple[int, int],
+    *,
     in_place: bool,
     seed: int,
 ) -> None:

@@ -121,7 +121,7 @@ def test_a_device_without_room_leaves_the_sums_to_the_host(monkeypatch: pytest.M
         )
     )
     for free, room in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(_device_sums, "free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(_device_sums, "free_bytes", lambda _, free=free: free)
         assert sums.have_room() is room
     # No contribution is kept there either: the next `compute` needs the memory.
     partials = held(4, range(3), on_four())
@@ -133,7 +133,7 @@ def test_a_device_without_room_leaves_the_sums_to_the_host(monkeypatch: pytest.M
 def test_room_that_is_gone_between_two_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     partials = held(4, [0], on_four())
     assert set(partials._on_device) == {Node(0, 1)}
-    monkeypatch.setattr(_device_sums, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(_device_sums, "free_bytes", lambda _: 0)
     for shard in (1, 2, 3):
         partials.add(shard, placed(shard, on_four()))
     assert not partials._on_device

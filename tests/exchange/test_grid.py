@@ -217,7 +217,8 @@ KINDS = [(operation, dtype) for operation, dtypes in DTYPES.items() for dtype in
     by=st.lists(st.sampled_from(["python", "compiled"]), min_size=9, max_size=9),
     seed=st.integers(0, 2**32),
 )
-def test_any_grid_of_any_lanes_gets_numpys_bits(
+def test_any_grid_of_any_lanes_gets_numpys_bits(  # noqa: PLR0913 (drawn by name)
+    *,
     specs: list[LeafSpec],
     members: int,
     owners: list[int],
@@ -245,7 +246,7 @@ def test_any_grid_of_any_lanes_gets_numpys_bits(
         own.lane = lane
         run(links, task)
 
-    with pytest.MonkeyPatch.context() as patch, cut_into(chunk_bytes, window, one_trip):
+    with pytest.MonkeyPatch.context() as patch, cut_into(chunk_bytes, window, one_trip=one_trip):
         patch.setattr(
             _compiled, "library", lambda: compiled if getattr(own, "lane", "") == "compiled" else None
         )
@@ -324,7 +325,7 @@ def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.Monkey
     over, column = threading.Event(), (1, 7)
     with grid_of(FOUND) as links:
 
-        def stand_still(one: GridLinks) -> None:
+        def stand_still(_: GridLinks) -> None:
             assert over.wait(patience.FAR_S)
 
         def form_the_next_quorum() -> None:
@@ -373,10 +374,22 @@ def test_later_rounds_have_more_patience() -> None:
     assert set(asked) == {0.0, patience.FAR_S / 4, patience.FAR_S / 2}
 
 
+def slowed(
+    turn: Callable[[Any, float], Turn], is_slow: Callable[[], bool], pause_s: float
+) -> Callable[[Any, float], Turn]:
+    def turned(lane: object, seconds: float) -> Turn:
+        if not is_slow():
+            return turn(lane, seconds)
+        time.sleep(pause_s)  # the fault itself
+        return turn(lane, 0.0)
+
+    return turned
+
+
 @pytest.mark.parametrize("computes_long", [False, True])
 @pytest.mark.parametrize("by", ["python", "compiled"])
 def test_a_slow_row_is_waited_for_while_its_bytes_move(
-    by: str, computes_long: bool, monkeypatch: pytest.MonkeyPatch
+    by: str, monkeypatch: pytest.MonkeyPatch, *, computes_long: bool
 ) -> None:
     """A member moves its bytes bit by bit, for several times as long as the others are patient.
 
@@ -393,19 +406,15 @@ def test_a_slow_row_is_waited_for_while_its_bytes_move(
         carry_out(links, *rest)
         rounds[own.number] += 1
 
-    def a_bit(turn: Callable[[Any, float], Turn]) -> Callable[[Any, float], Turn]:
-        def turned(lane: object, seconds: float) -> Turn:
-            if own.number != slow or rounds[slow]:
-                return turn(lane, seconds)
-            turns[slow] += 1
-            time.sleep(timeout_s / 10)  # the fault itself
-            return turn(lane, 0.0)
-
-        return turned
+    def is_slow() -> bool:
+        if own.number != slow or rounds[slow]:
+            return False
+        turns[slow] += 1
+        return True
 
     monkeypatch.setattr("jaxft._exchange._grid_links.exchange_into", round_of)
     for lane in (CompiledLane, PythonLane):
-        monkeypatch.setattr(lane, "turn", a_bit(lane.turn))
+        monkeypatch.setattr(lane, "turn", slowed(lane.turn, is_slow, timeout_s / 10))
 
     def one(number: int) -> list[np.ndarray]:
         own.number = number
@@ -420,7 +429,7 @@ def test_a_slow_row_is_waited_for_while_its_bytes_move(
         )
         return leaves_of(layout, task.result)
 
-    with cut_into(16 << 10, 1, False), grid_of(FOUND) as links:
+    with cut_into(16 << 10, 1), grid_of(FOUND) as links:
         for connection in (each for one in links for each in one.all_connections()):
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
         outcomes = together([lambda number=number: one(number) for number in range(9)])
@@ -432,11 +441,11 @@ def test_a_slow_row_is_waited_for_while_its_bytes_move(
 
 @pytest.mark.parametrize("by", ["python", "compiled"])
 @pytest.mark.parametrize("sealed", [False, True])
-def test_what_says_that_bytes_move_counts_where_it_is_heeded(sealed: bool, by: str) -> None:
+def test_what_says_that_bytes_move_counts_where_it_is_heeded(by: str, *, sealed: bool) -> None:
     layout = Layout.of(MIXED)
     make, pieces = made_by(by), lambda: itertools.repeat(1 << 20)
     for heeds in (False, True):
-        with cut_into(1 << 20, 4, False), wired([[0], [1]], sealed=sealed, pieces=pieces) as (links, wires):
+        with cut_into(1 << 20, 4), wired([[0], [1]], sealed=sealed, pieces=pieces) as (links, wires):
             task = replace(task_of(partials_of(layout, 2, [0])), heeds_progress=heeds)
             lane, peer = make(links[0], task), links[1]
             while lane.turn(0.0) is Turn.MOVED:
@@ -490,7 +499,7 @@ def quorum_of(
     numbers: Sequence[int],
     before: dict[int, AnyLinks],
     members: Sequence[int] | None = None,
-    abort: Callable[[int], Abort] = lambda number: Abort(),
+    abort: Callable[[int], Abort] = lambda _: Abort(),
 ) -> dict[int, Any]:
     """Let some processes open a quorum of these members, or of themselves; return what came of it."""
     everyone = numbers if members is None else members
@@ -528,7 +537,7 @@ def check(links: dict[int, AnyLinks]) -> None:
 
     def one(links: AnyLinks, shard: int) -> list[np.ndarray]:
         task = task_of(partials_of(layout, total, [shard]))
-        exchange_over(links, task, total, lambda later_s: Patience(patience.FAR_S))
+        exchange_over(links, task, total, lambda _: Patience(patience.FAR_S))
         return leaves_of(layout, task.result)
 
     calls = [lambda each=each, shard=shard: one(each, shard) for shard, each in enumerate(links.values())]

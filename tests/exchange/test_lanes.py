@@ -61,7 +61,8 @@ def assignments(draw: st.DrawFn) -> list[list[int]]:
     strands=st.integers(1, 3),
     seed=st.integers(0, 2**32),
 )
-def test_any_members_with_any_lanes_get_numpys_bits(
+def test_any_members_with_any_lanes_get_numpys_bits(  # noqa: PLR0913 (drawn by name)
+    *,
     specs: list[LeafSpec],
     shards: list[list[int]],
     chunk_bytes: int,
@@ -80,7 +81,7 @@ def test_any_members_with_any_lanes_get_numpys_bits(
         held = [held_by(layout, mine, total, leaves) for mine in shards]
     pieces = lambda: itertools.cycle(rng.integers(1, 3000, 1000).tolist())  # noqa: E731
     made = [PythonLane if kind == "python" else compiled_lane(loaded(kind)) for kind in mixed]
-    with cut_into(chunk_bytes, window, one_trip), ExitStack() as stack:
+    with cut_into(chunk_bytes, window, one_trip=one_trip), ExitStack() as stack:
         tasks = [task_of(mine, strands) for mine in held]
         every = [
             stack.enter_context(wired(shards, sealed=sealed, pieces=pieces, strand=strand))
@@ -98,9 +99,9 @@ def test_any_members_with_any_lanes_get_numpys_bits(
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("one_trip", [False, True])
-def test_both_lanes_send_the_same_frames(sealed: bool, one_trip: bool) -> None:
+def test_both_lanes_send_the_same_frames(*, sealed: bool, one_trip: bool) -> None:
     layout = Layout.of(MIXED)
-    with cut_into(4096, 4, one_trip):
+    with cut_into(4096, 4, one_trip=one_trip):
         one, other = (recorded(layout, [[0, 1], [2]], sealed=sealed, by=by) for by in ("python", "compiled"))
     for pair in one:
         # Results and partial sums are interleaved as the sums come; each sequence is the same.
@@ -112,11 +113,11 @@ def test_both_lanes_send_the_same_frames(sealed: bool, one_trip: bool) -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("piece", [1, 2, 63, 64, 65, 71, 72, 73, 79, 80, 81])
-def test_a_stream_may_be_cut_at_every_byte(piece: int, sealed: bool) -> None:
+def test_a_stream_may_be_cut_at_every_byte(piece: int, *, sealed: bool) -> None:
     layout = Layout.of([LeafSpec("x", (300,), "float32"), LeafSpec("y", (65,), "bfloat16")])
     shards = [[0], [1], [2]]
     with (
-        cut_into(512, 1, False),
+        cut_into(512, 1),
         wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(piece)) as (links, wires),
     ):
         make = compiled_lane(loaded(None))
@@ -145,7 +146,7 @@ def outcome(by: str, stream: bytes, pieces: Iterator[int], *, sealed: bool, clos
         peer = wires[1, 0].target
         lane = make(links[0], task_of(partials_of(FUZZED, 2, [0])))
         try:
-            return fed(lane, peer, stream, pieces, closes)
+            return fed(lane, peer, stream, pieces, closes=closes)
         except PeerLost as lost:
             return lost.number, lost.why
         finally:
@@ -162,9 +163,9 @@ def outcome(by: str, stream: bytes, pieces: Iterator[int], *, sealed: bool, clos
     piece=st.sampled_from([7, 64, 72, 1000, 1 << 20]),
 )
 def test_both_lanes_make_the_same_of_any_bytes(
-    data: st.DataObject, one_trip: bool, sealed: bool, closes: bool, piece: int
+    data: st.DataObject, *, one_trip: bool, sealed: bool, closes: bool, piece: int
 ) -> None:
-    with cut_into(1024, 2, one_trip):
+    with cut_into(1024, 2, one_trip=one_trip):
         stream = bytearray(recorded(FUZZED, [[0], [1]], sealed=sealed, by="python")[1, 0])
         for _ in range(data.draw(st.integers(0, 2))):
             at = data.draw(st.integers(0, len(stream)))
@@ -188,7 +189,7 @@ def test_both_lanes_make_the_same_of_any_bytes(
 
 @pytest.mark.parametrize("kind", [1, 2])
 def test_every_byte_of_a_header_counts(kind: int) -> None:
-    with cut_into(1024, 2, False):
+    with cut_into(1024, 2):
         stream = recorded(FUZZED, [[0], [1]], sealed=False, by="python")[1, 0]
         start = stream.index(b"JXFT" + bytes([VERSION]) + bytes([kind]))
         for at in range(start, start + 64):
@@ -209,7 +210,7 @@ def test_without_xxh3_in_the_package_checksums_come_from_python(monkeypatch: pyt
     monkeypatch.setattr(_compiled_lane, "_digest", lambda: None)
     monkeypatch.setattr(_compiled, "library", lambda: loaded(None))
     layout = Layout.of(MIXED)
-    with cut_into(4096, 2, False), mesh([[0], [1], [2]]) as links:
+    with cut_into(4096, 2), mesh([[0], [1], [2]]) as links:
         for means in exchange_all(links, [partials_of(layout, 3, [k]) for k in range(3)]):
             assert_same_bits(means, reference_means(MIXED, 3))
 

@@ -52,7 +52,7 @@ def members_of(made: Sequence[Listener], shards: Sequence[Sequence[int]]) -> lis
     return peers_of(shards, [f"127.0.0.1:{one.port}" for one in made])
 
 
-def open_links(
+def open_links(  # noqa: PLR0913 (by name: those of `open_links`, with defaults)
     listener: Listener,
     members: Sequence[Peer],
     me: int,
@@ -485,7 +485,7 @@ def test_links_that_cannot_open_leave_their_connections_to_the_owner(
     three.quorum(1)
     before = three.links.pop(0)
 
-    def ended(members: int) -> None:
+    def ended(_: int) -> None:
         raise JaxftError("its thread has ended")
 
     monkeypatch.setattr(three.made[0], "check", ended)
@@ -574,7 +574,7 @@ def test_a_connection_that_is_lost_or_full_is_not_gone_on_with() -> None:
     with pytest.raises(NotContinued, match=r"closed the connection|reset"):
         one.advance()
     end, other = socket.socketpair()
-    end.setblocking(False)
+    end.settimeout(0.0)
     with other:
         with contextlib.suppress(BlockingIOError):
             while True:

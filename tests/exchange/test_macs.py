@@ -59,7 +59,7 @@ def test_c_makes_them_all(instructions: str, monkeypatch: pytest.MonkeyPatch) ->
     lane = compiled_lane(with_macs(instructions))
     monkeypatch.delattr(Macs, "tag")
     with (
-        cut_into(4096, 2, False),
+        cut_into(4096, 2),
         wired([[0], [1]], sealed=True, pieces=lambda: itertools.repeat(999)) as (
             links,
             wires,
@@ -76,7 +76,7 @@ def test_both_lanes_count_the_frames_of_a_connection_together() -> None:
     with_macs(None)
     wanted = reference_means(LAYOUT.specs, 2)
     with (
-        cut_into(1024, 2, False),
+        cut_into(1024, 2),
         wired([[0], [1]], sealed=True, pieces=lambda: itertools.repeat(999)) as (
             links,
             wires,
@@ -137,8 +137,8 @@ def said() -> list[bytes]:
 
 
 @pytest.fixture(autouse=True)
-def _small_chunks(request: pytest.FixtureRequest):
-    with cut_into(1024, 2, False):
+def _small_chunks():
+    with cut_into(1024, 2):
         yield
 
 

@@ -86,7 +86,10 @@ def one_result(case: Case) -> None:
         else:
             exchange_into(links, task, total, Patience(patience.FAR_S))
 
-    with pytest.MonkeyPatch.context() as patch, cut_into(case.chunk_bytes, case.window, case.one_trip):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        cut_into(case.chunk_bytes, case.window, one_trip=case.one_trip),
+    ):
         patch.setattr(
             _compiled, "library", lambda: compiled if getattr(own, "lane", "") == "compiled" else None
         )

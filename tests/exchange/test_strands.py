@@ -1,6 +1,5 @@
 """Large exchanges in several strands: the same bits, one end for all of them, and connections that live on."""
 
-import itertools
 import logging
 import os
 import socket
@@ -57,7 +56,7 @@ class Member:
         ]
         abort = self.abort = Abort()
 
-        def open_links(span: Any, strand: int, stop: Abort, before: Links | None) -> Links:
+        def open_links(_: Any, strand: int, stop: Abort, before: Links | None) -> Links:
             return _grid_links.open_links(
                 self.listener,
                 job="job",
@@ -79,7 +78,7 @@ class Member:
         )
         try:
             return self.links.exchange(
-                given, step=11, total_shards=total, patience=lambda later_s: Patience(patience.FAR_S)
+                given, step=11, total_shards=total, patience=lambda _: Patience(patience.FAR_S)
             )
         except BaseException:
             self.links.close()  # as an attempt does
@@ -376,5 +375,5 @@ def test_what_a_new_quorum_does_not_need_is_closed() -> None:
         closed = [
             links.closed for way, links in sorted(member.links._links.items(), key=lambda pair: pair[0][1])
         ]
-        assert closed == [False, *itertools.repeat(True, STRANDS - 1)]
+        assert closed == [False, *[True] * (STRANDS - 1)]
         assert list(left._before) == [Way(None, 0)]

@@ -164,7 +164,7 @@ def donor(name: str = "group-0", leaves: Sequence[Any] | None = None, *, step: i
 def hostile(name: str, script: Script) -> Iterator[Donor]:
     """A donor that accepts the connection and then does as the script says; `ask` gives the next request."""
 
-    def serve(connection: Connection, request: ConnectionRequest) -> None:
+    def serve(connection: Connection, _: ConnectionRequest) -> None:
         def ask() -> Request:
             data = bytearray(REQUEST_BYTES + Checksums.size_bytes)
             recv_exactly(connection.sock, memoryview(data), deadline_s=soon())

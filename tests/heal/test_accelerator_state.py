@@ -66,7 +66,7 @@ def copied(snapshot: Snapshot) -> bool:
 
 
 @pytest.mark.parametrize("pinned_first", [True, False])
-def test_a_pinned_state_is_copied_before_a_step_overwrites_it(pinned_first: bool) -> None:
+def test_a_pinned_state_is_copied_before_a_step_overwrites_it(*, pinned_first: bool) -> None:
     store, leaves = StateStore(), state()
     before = [raw(leaf) for leaf in leaves]
     if pinned_first:
@@ -97,7 +97,7 @@ def test_the_training_thread_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) 
         return asarray(*given, **named)
 
     monkeypatch.setattr(_snapshot, "_pieces_of", noted)
-    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)
+    monkeypatch.setattr(_store.threading.Thread, "start", lambda _: None)
     store, leaves = StateStore(), [jnp.asarray(values((9,)))]
     store.publish(STEP, leaves)
     store.pin(1, STEP)
@@ -118,7 +118,7 @@ def test_the_training_thread_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) 
 def test_a_thread_that_cannot_start_leaves_the_copies_to_the_training_thread(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(self: threading.Thread) -> None:
+    def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_store.threading.Thread, "start", refused)
@@ -186,7 +186,7 @@ def test_memory_of_copies_that_were_not_made_does_not_count(monkeypatch: pytest.
     monkeypatch.setattr(_store, "available_bytes", lambda: 8000)
     store = StateStore()
     with monkeypatch.context() as patch:
-        patch.setattr(_store.threading.Thread, "start", lambda self: None)
+        patch.setattr(_store.threading.Thread, "start", lambda _: None)
         store.publish(STEP, [jnp.asarray(values((1000,)))])
         store.pin(1, STEP)
         store.release(1)
@@ -237,11 +237,11 @@ def small_stripes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("limit_gb", ["0", "64"])
 @pytest.mark.parametrize("together", [True, False])
 def test_copies_of_two_stripes_need_room_for_both(
-    limit_gb: str, together: bool, monkeypatch: pytest.MonkeyPatch
+    limit_gb: str, monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
     """Joiners that come together may ask one donor for different stripes."""
     monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", limit_gb)
-    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)  # the copies stay under way
+    monkeypatch.setattr(_store.threading.Thread, "start", lambda _: None)  # the copies stay under way
     for free_bytes, kept in ((16000, 2), (15999, 1), (7999, 0)):
         monkeypatch.setattr(_store, "available_bytes", lambda free_bytes=free_bytes: free_bytes)
         store, leaves = StateStore(), [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))]
@@ -273,7 +273,7 @@ def test_a_copy_that_is_made_is_no_longer_under_way(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("small_stripes")
 def test_a_heal_that_ends_makes_room_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_store.threading.Thread, "start", lambda self: None)
+    monkeypatch.setattr(_store.threading.Thread, "start", lambda _: None)
     monkeypatch.setattr(_store, "available_bytes", lambda: 8000)
     monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "0")
     store = StateStore()
@@ -309,7 +309,7 @@ def test_memory_that_was_not_pinned_is_free_again(monkeypatch: pytest.MonkeyPatc
 def test_a_copy_that_fails_ends_its_heals_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(arrays: object, *, pinned: bool) -> list[HostCopy]:
+    def failing(_: object, **__: bool) -> list[HostCopy]:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(_snapshot, "host_copies", failing)
@@ -329,7 +329,7 @@ def test_the_end_of_an_old_copy_does_not_end_a_newer_heal(monkeypatch: pytest.Mo
     old = store._snapshots[STEP, WHOLE]
     store.release(1)
     store.pin(2, STEP)
-    monkeypatch.setattr(old, "capture", lambda wanted: 1 // 0)
+    monkeypatch.setattr(old, "capture", lambda _: 1 // 0)
     store._capture((STEP, WHOLE), old)
     store.state(2, deadline_s=soon())
 
@@ -343,7 +343,7 @@ def test_what_is_copied() -> None:
 def test_what_takes_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is offloaded to the host is copied there by numpy."""
     assert Snapshot(state()).pinned_bytes == 64 * 3 * 4 + 5 * 2 + 6
-    monkeypatch.setattr(_host_copies, "_has_pinned", lambda device: False)
+    monkeypatch.setattr(_host_copies, "_has_pinned", lambda _: False)
     snapshot = Snapshot(state())
     assert (snapshot.pinned_bytes, snapshot.missing_bytes) == (0, snapshot.copied_bytes)
 
@@ -351,7 +351,7 @@ def test_what_takes_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_copy_for_which_there_is_no_pinned_memory_does_not_count_as_such(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refused(*given: object) -> object:
+    def refused(*_: object) -> object:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of pinned memory")
 
     store = StateStore()

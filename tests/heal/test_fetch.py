@@ -530,7 +530,7 @@ def test_several_joiners_at_once(big: list[np.ndarray]) -> None:
 
 
 def test_nothing_is_left_behind() -> None:
-    def once(spoil: bool) -> None:
+    def once(*, spoil: bool) -> None:
         state = mixed_state()
         with donor("a", state) as a, donor("b", state) as b, joiner(a, b, ("c", "127.0.0.1:1")) as fetcher:
             for one in (a, b):
@@ -544,11 +544,11 @@ def test_nothing_is_left_behind() -> None:
                 fetch_state(fetcher, 0, state)
         until(lambda: not heal_threads(), "the threads to end")
 
-    once(False)
+    once(spoil=False)
     gc.collect()
     before = descriptors()
     for spoil in (False, True, False, True):
-        once(spoil)
+        once(spoil=spoil)
     gc.collect()
     assert descriptors() <= before
 

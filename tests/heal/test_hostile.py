@@ -118,7 +118,7 @@ def another_chunk(sock: socket.socket, chunk: int) -> None:
 
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
-    "it closes at once": (lambda sock, ask: None, "closed the connection|reset|broke"),
+    "it closes at once": (lambda *_: None, "closed the connection|reset|broke"),
     "it closes after the request": (says(b""), "closed the connection"),
     "garbage": (says(random.Random(1).randbytes(1000)), "is not a reply of healing"),
     "no magic": (says(header(0, 0, 0, magic=7)), "magic 0x7"),
@@ -137,13 +137,13 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "an endless shape": (says_text('{"step": 0, "leaves": [[[1e999], "f4"]]}'), "manifest cannot be read"),
     "a step of nonsense": (says_text('{"step": [], "leaves": []}'), "manifest cannot be read"),
     "a status that makes no sense": (says_text("so there", Status.BAD), "so there"),
-    "a huge refusal": (after_the_manifest(lambda s, r: s.sendall(header(2, 0, 10_001))), "10001 bytes"),
+    "a huge refusal": (after_the_manifest(lambda s, _: s.sendall(header(2, 0, 10_001))), "10001 bytes"),
     "gone, later": (
-        chunks_then(2, lambda s, c: send_text(s, Status.GONE, "it is overwritten")),
+        chunks_then(2, lambda s, _: send_text(s, Status.GONE, "it is overwritten")),
         "overwritten",
     ),
     "not yet, after it has begun": (
-        chunks_then(2, lambda s, c: send_text(s, Status.NOT_YET, "later")),
+        chunks_then(2, lambda s, _: send_text(s, Status.NOT_YET, "later")),
         "it stopped in the middle of a state or means: later",
     ),
     "another chunk": (chunks_then(1, another_chunk), "it sent chunk 2 with .* instead of chunk 1 with"),
@@ -154,9 +154,9 @@ SCRIPTS: dict[str, tuple[Script, str]] = {
     "an empty chunk": (chunks_then(0, lambda s, c: s.sendall(header(0, c, 0))), "chunk 0 with 0 bytes"),
     "flipped bits": (chunks_then(3, flipped), r"chunk \d was damaged"),
     "half a chunk": (chunks_then(3, half_a_chunk), "of 1048576 bytes missing"),
-    "no more after two": (chunks_then(2, lambda s, c: None), "closed the connection"),
+    "no more after two": (chunks_then(2, lambda *_: None), "closed the connection"),
     "garbage between chunks": (
-        chunks_then(1, lambda s, c: s.sendall(random.Random(2).randbytes(100))),
+        chunks_then(1, lambda s, _: s.sendall(random.Random(2).randbytes(100))),
         "is not a reply of healing",
     ),
 }
@@ -283,7 +283,7 @@ def test_a_dropped_donor_is_not_asked_again() -> None:
 # ---- silence ----
 
 
-def silent(sock: socket.socket, ask: Callable[[], Request]) -> None:
+def silent(_: socket.socket, ask: Callable[[], Request]) -> None:
     while True:
         ask()
 
@@ -302,7 +302,7 @@ def test_a_silent_donor_is_dropped_after_the_timeout(where: str) -> None:
 
     script: Script = {
         "from the start": silent,
-        "after the manifest": after_the_manifest(lambda sock, request: _drain(sock)),
+        "after the manifest": after_the_manifest(lambda sock, _: _drain(sock)),
         "in a chunk": after_the_manifest(in_a_chunk),
         "drop by drop": after_the_manifest(drop_by_drop),
     }[where]

@@ -143,7 +143,7 @@ def test_a_stripe_of_a_state_that_is_yet_to_come() -> None:
 
 
 @pytest.mark.parametrize("asked_first", [False, True])
-def test_two_joiners_at_one_step_with_other_divisions_each_find_their_stripe(asked_first: bool) -> None:
+def test_two_joiners_at_one_step_with_other_divisions_each_find_their_stripe(*, asked_first: bool) -> None:
     store, leaves = StateStore(), state()
     store.publish(STEP, leaves)
     store.pin(1, STEP, stripe=Stripe(0, 2))
@@ -179,7 +179,7 @@ def test_a_capture_that_fails_ends_the_heals_of_its_stripe_only(monkeypatch: pyt
     store.publish(STEP, leaves)
     store.pin(1, STEP, stripe=of_halves(0))
     store.pin(2, STEP, stripe=of_halves(1))
-    monkeypatch.setattr(store._snapshots[STEP, of_halves(0)], "capture", lambda wanted: 1 // 0)
+    monkeypatch.setattr(store._snapshots[STEP, of_halves(0)], "capture", lambda _: 1 // 0)
     store.before_donation()
     with pytest.raises(Gone):
         store.state(1, deadline_s=soon())

@@ -175,7 +175,7 @@ def test_a_donor_is_killed_after_its_stripe() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_donor_that_is_stopped_with_its_stripe_ends_the_heal_soon(
-    before: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, *, before: bool
 ) -> None:
     monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.3))
     with donors(["a", "b"], steps=1, striped=True) as (a, b):

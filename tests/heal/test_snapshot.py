@@ -203,17 +203,16 @@ def test_types_of_keys() -> None:
 def unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a JAX that donates an array although it has a view: it is overwritten under the snapshot."""
 
-    def overwritten(leaf: Any, leaf_type: LeafType) -> Any:
+    def overwritten(leaf: Any, _: LeafType) -> Any:
         shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
         return [(shard.index, np.array(shard.data)) for shard in shards], [shard.data for shard in shards]
 
     monkeypatch.setattr(_snapshot, "_host_pieces", overwritten)
 
 
+@pytest.mark.usefixtures("unprotected")
 @pytest.mark.parametrize("devices", [1, 4])
-def test_a_state_that_was_overwritten_is_given_up(
-    devices: int, unprotected: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_state_that_was_overwritten_is_given_up(devices: int, caplog: pytest.LogCaptureFixture) -> None:
     store = StateStore()
     leaves = [sharded(values((8, 4)), mesh(devices), "x")]
     leaves = jax.block_until_ready(increase(leaves))  # memory of JAX's own
@@ -251,7 +250,8 @@ def test_a_leaf_that_was_overwritten_in_part_is_noticed(monkeypatch: pytest.Monk
         read(snapshot.blob(), 0)
 
 
-def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled(unprotected: None) -> None:
+@pytest.mark.usefixtures("unprotected")
+def test_a_leaf_that_was_joined_from_overwritten_pieces_stays_spoiled() -> None:
     leaves = jax.block_until_ready(increase([sharded(values((8, 4)), mesh(4), "x")]))
     snapshot = Snapshot(leaves)
     snapshot.capture()

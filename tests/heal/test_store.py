@@ -380,7 +380,7 @@ def test_without_a_pin_the_store_keeps_only_the_present_state() -> None:
 def test_a_capture_that_fails_ends_the_heal_and_not_the_training(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def no_memory(self: Snapshot, wanted: Any) -> None:
+    def no_memory(*_: Any) -> None:
         raise MemoryError("no host memory left")
 
     store = standing_at(2)
@@ -402,7 +402,7 @@ def test_a_heal_that_is_released_during_the_capture_costs_no_more_of_it(
     store.pin(1, 2)
     captured: list[int] = []
     leaf_class = type(store._snapshots[2, WHOLE].blob().sources[0])
-    monkeypatch.setattr(leaf_class, "capture", lambda self: (captured.append(1), store.release(1)))
+    monkeypatch.setattr(leaf_class, "capture", lambda _: (captured.append(1), store.release(1)))
     train(store, 2, 3)
     assert len(captured) == 1
 

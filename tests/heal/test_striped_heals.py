@@ -77,7 +77,9 @@ def states_sent(all_of_them: Sequence[Donor]) -> list[int]:
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_a_state_of_which_each_donor_keeps_a_stripe(count: int, live: bool, state: list[np.ndarray]) -> None:
+def test_a_state_of_which_each_donor_keeps_a_stripe(
+    count: int, state: list[np.ndarray], *, live: bool
+) -> None:
     with donors(state, count, live=live) as keepers, joiner(*keepers) as fetcher:
         assert same_bits(fetch_state(fetcher, 0, like(state)), state)
         assert not any(one.failed for one in fetcher._donors)
@@ -100,7 +102,7 @@ def test_each_donor_is_asked_for_its_stripe_first(state: list[np.ndarray]) -> No
 
 @pytest.mark.parametrize("live", [False, True])
 @pytest.mark.parametrize("leaves", [[], [np.zeros((0, 4), np.float32)], [np.float32(3)]], ids=str)
-def test_hardly_any_bytes(leaves: list[np.ndarray], live: bool) -> None:
+def test_hardly_any_bytes(leaves: list[np.ndarray], *, live: bool) -> None:
     with donors(leaves, 3, live=live) as keepers, joiner(*keepers) as fetcher:
         assert same_bits(fetch_state(fetcher, 0, leaves), leaves)
 
@@ -266,7 +268,7 @@ def test_a_donor_that_never_says_what_it_keeps_is_not_waited_for_long(
     monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.5))
     over = threading.Event()
 
-    def script(sock: socket.socket, ask: Callable[[], Request]) -> None:
+    def script(_: socket.socket, ask: Callable[[], Request]) -> None:
         ask()
         over.wait(LONG_S)
 
@@ -396,7 +398,7 @@ def test_a_manifest_of_a_stripe_that_is_none(stripe: object, state: list[np.ndar
             fetch_state(fetcher, 0, like(state))
 
 
-def test_a_division_that_differs_is_noticed(state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_division_that_differs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [values((700,), "uint8"), values((MB,), "uint8", 1)]
     with donor("other", odd) as other:
         other.store.pin(HEAL, 0, stripe=WHOLE)

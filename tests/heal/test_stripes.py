@@ -76,7 +76,7 @@ def test_a_donor_is_asked_for_the_next_span_while_it_sends():
 
 def test_the_last_chunks_are_left_to_those_who_have_nothing_to_do(monkeypatch: pytest.MonkeyPatch):
     asked: list[Request] = []
-    monkeypatch.setattr(_stripes, "ask", lambda sock, request, deadline_s, abort: asked.append(request))
+    monkeypatch.setattr(_stripes, "ask", lambda _, request, *__: asked.append(request))
     made = stripes(4, donors=3)
     taken = _Taken()
     with Connection.plain(socket.socket()) as sock:

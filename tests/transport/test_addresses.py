@@ -37,7 +37,7 @@ class Resolver:
         *self._first, self._last = answers
         self.asked: list[str] = []
 
-    def __call__(self, name: str, port: int, **options: Any) -> list[tuple[Any, ...]]:
+    def __call__(self, name: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
         self.asked.append(name)
         answer = self._first.pop(0) if self._first else self._last
         if isinstance(answer, Exception):
@@ -76,9 +76,8 @@ def test_what_is_no_address_is_an_error(address: str) -> None:
         targets_of(address, FAR_S)
 
 
-def test_a_name_that_no_one_answers_for_is_given_up(
-    resolver: Callable[..., Resolver], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("resolver")
+def test_a_name_that_no_one_answers_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(_addresses.socket, "getaddrinfo", lambda *_, **__: [] * go_on.wait())
     with pytest.raises(TimeoutError, match=r"no name server has answered within 0\.05 s"):
@@ -89,7 +88,7 @@ def test_a_name_that_no_one_answers_for_is_given_up(
 def test_without_room_for_a_thread_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """To ask in the calling thread would block without a deadline."""
 
-    def refused(self: threading.Thread) -> None:
+    def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refused)
@@ -156,9 +155,10 @@ def test_no_route_is_an_error_after_the_limit() -> None:
 def test_a_name_that_leads_to_this_machine_itself_is_said(
     coordinator: str,
     host: str | None,
-    warns: bool,
     resolver: Callable[..., Resolver],
     caplog: pytest.LogCaptureFixture,
+    *,
+    warns: bool,
 ) -> None:
     """As with the name of a machine of Debian: 127.0.1.1. Other machines would dial themselves."""
     resolver(HERE)

@@ -117,7 +117,7 @@ def default_timeout() -> Iterator[float]:
 
 
 def test_a_default_timeout_of_the_program_changes_nothing(default_timeout: float) -> None:
-    def silent_for_longer(connection: Connection, said: ConnectionRequest) -> None:
+    def silent_for_longer(connection: Connection, _: ConnectionRequest) -> None:
         received = memoryview(bytearray(4))
         recv_exactly(connection.sock, received, deadline_s=soon())
         connection.sock.sendall(received)
@@ -417,7 +417,7 @@ def test_healing_has_a_thread_of_its_own() -> None:
 
 
 def test_healing_that_fails_is_logged_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    def on_heal(connection: Connection, said: ConnectionRequest) -> None:
+    def on_heal(*_: object) -> None:
         raise RuntimeError("no such state")
 
     with listening(on_heal) as listener:
@@ -439,7 +439,7 @@ def test_a_process_without_room_for_a_thread_sends_the_joiner_away(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    with listening(lambda connection, _: served.set()) as listener:
+    with listening(lambda *_: served.set()) as listener:
         with monkeypatch.context() as patched:
             patched.setattr(threading.Thread, "start", without_room)
             with call(listener, request("heal")) as sock:
@@ -614,7 +614,7 @@ def healing() -> list[str]:
 
 def test_no_descriptor_is_left_behind() -> None:
     def once() -> None:
-        with listening(lambda sock, _: None) as listener, ExitStack() as stack:
+        with listening(lambda *_: None) as listener, ExitStack() as stack:
             for said in (
                 b"",
                 b"garbage",

@@ -37,24 +37,19 @@ def start_thread() -> None:
     assert done == [1]
 
 
-CASES = pytest.mark.parametrize(
-    ("shortage", "makes", "error", "says"),
-    [
-        (no_descriptors, make_flag, OSError, r"Too many open files, for 0\.\d s\. .*ulimit -n"),
-        (no_descriptors, dial_closed_port, OSError, r"Too many open files, for 0\.\d s\. .*ulimit -n"),
-        (no_threads, start_thread, RuntimeError, r"can't start new thread, for 0\.\d s\. .*pids\.max"),
-    ],
-    ids=["a flag", "a connection", "a thread"],
-)
+NAMES = ["a flag", "a connection", "a thread"]
+CASES = [
+    (no_descriptors, make_flag, OSError, r"Too many open files, for 0\.\d s\. .*ulimit -n"),
+    (no_descriptors, dial_closed_port, OSError, r"Too many open files, for 0\.\d s\. .*ulimit -n"),
+    (no_threads, start_thread, RuntimeError, r"can't start new thread, for 0\.\d s\. .*pids\.max"),
+]
 
 
-@CASES
+@pytest.mark.parametrize(("shortage", "makes"), [case[:2] for case in CASES], ids=NAMES)
 def test_a_moment_without_room_is_waited_out(
     monkeypatch: pytest.MonkeyPatch,
     shortage: Callable[[], AbstractContextManager[Allow]],
     makes: Callable[[], None],
-    error: type[Exception],
-    says: str,
 ) -> None:
     pauses: list[float] = []
     with shortage() as allow:
@@ -69,7 +64,7 @@ def test_a_moment_without_room_is_waited_out(
     assert len(pauses) == 3
 
 
-@CASES
+@pytest.mark.parametrize(("shortage", "makes", "error", "says"), CASES, ids=NAMES)
 def test_without_room_for_long_it_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
     shortage: Callable[[], AbstractContextManager[Allow]],
