@@ -95,7 +95,7 @@ class Channel:
     def receive(self) -> int:
         """Read available bytes, up to the end of a frame. Raises OSError if the connection is lost.
 
-        Returns how many; without those that only say that bytes move, if these do not count.
+        Returns their number, without frames that only report progress if these do not count.
         """
         if self.paused:
             raise ConnectionResetError("closed the connection")  # the only event polled for while paused

@@ -35,7 +35,7 @@ class Library:
     Attributes:
         c: its functions.
         instructions: the instruction set that it uses: "baseline", "avx2" or "avx512".
-        macs: the one that it makes MACs with: "pclmul", "vpclmul" or "pmull"; None: this machine has none of them.
+        macs: the instructions for MACs: "pclmul", "vpclmul" or "pmull"; None: this machine has none of them.
     """
 
     c: ctypes.CDLL
@@ -200,7 +200,7 @@ def code(region: Region) -> int:
 
 
 def divisor(region: Region, shards: int) -> float:
-    """By what a sum is divided; 0 if it is not."""
+    """The divisor of a sum; 0 if it is not divided."""
     return float(shards) if region.operation == "mean" else 0.0
 
 
@@ -211,7 +211,7 @@ def address(array: np.ndarray) -> int:
 
 @functools.lru_cache(maxsize=64)
 def tree_program(nodes: tuple[Node, ...], top: Node) -> np.ndarray:
-    """The tree below a node in postfix order: the number of one of the nodes, or -1 for the sum of the last two."""
+    """The tree below a node in postfix order: the number of a node, or -1 for the sum of the last two."""
     number = {node: at for at, node in enumerate(nodes)}
 
     def steps(node: Node) -> list[int]:

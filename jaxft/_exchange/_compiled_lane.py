@@ -32,7 +32,7 @@ class CompiledLane:
         plan = self._sheet.plan
         for number, connection in links.connections.items():
             self._sheet.members[number].fd = connection.sock.fileno()
-        tags = [each for one in links.connections.values() for each in (one.outgoing, one.incoming)]
+        tags = [tags for peer in links.connections.values() for tags in (peer.outgoing, peer.incoming)]
         self._sheet.heed(progress=task.heeds_progress)
         plan.abort_fd = links.abort.fileno()
         plan.tag_bytes = tags[0].size_bytes

@@ -35,7 +35,7 @@ _log = logging.getLogger("jaxft")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A member of a quorum, or the one of its processes that holds what this one does."""
+    """A member of a quorum, or its process with the same lanes as this process."""
 
     group: str
     incarnation: int
@@ -52,7 +52,7 @@ class Peer:
 class Links:
     """This member's connections to all others of a quorum, and the memory and plan reused across its exchanges."""
 
-    def __init__(  # noqa: PLR0913 (by name: a quorum, and one of its members)
+    def __init__(  # noqa: PLR0913 (by name: a quorum and a member)
         self,
         *,
         job: str,
@@ -114,7 +114,7 @@ class Links:
     def tell(self, numbers: Iterable[int]) -> None:
         """Say to some members that bytes of a round move, where no exchange is about to send to them.
 
-        Waits for none: one that takes no bytes is left out, and one that is lost is noticed when it is used.
+        Waits for none: peers that take no bytes are left out, and lost peers are noticed at their next use.
         """
         header = self._progress_header(self.me)
         poller = select.poll()
@@ -173,7 +173,7 @@ class Links:
             self._listener.forget(self.quorum_id)
 
 
-def open_all(  # noqa: PLR0913 (by name: a quorum, and one of its members)
+def open_all(  # noqa: PLR0913 (by name: a quorum and a member)
     listener: Listener,
     parts: Sequence[Sequence[int]],
     *,
@@ -196,7 +196,7 @@ def open_all(  # noqa: PLR0913 (by name: a quorum, and one of its members)
         parts: the numbers of the members of each part. No other member is in two of them.
         job: the job's name.
         quorum_id: the quorum; each of its members opens it, with the same members in the same order.
-        me: our group's name, one of the members.
+        me: our group's name, among the members.
         members: all members, in the quorum's order.
         abort: a flag that ends the wait; the exchanges over these links watch it too.
         patience: the limit on a time without progress.
@@ -237,7 +237,7 @@ def open_all(  # noqa: PLR0913 (by name: a quorum, and one of its members)
     except BaseException:
         listener.forget(quorum_id)  # wake members that still wait for us
         raise
-    ended = {n: one.exchanges for n, one in kept.items() if one.connection is connections[n]}
+    ended = {n: old.exchanges for n, old in kept.items() if old.connection is connections[n]}
     _log.debug("quorum %d: %d of %d connections kept", quorum_id, len(ended), len(connections))
     made: list[Links] = []
     for part in parts:
@@ -263,7 +263,7 @@ def _process(peer: Peer) -> tuple[str, int, int, str]:
     return peer.group, peer.incarnation, peer.rank, peer.address
 
 
-def _connected(  # noqa: PLR0913 (by name: a quorum, and one of its members)
+def _connected(  # noqa: PLR0913 (by name: a quorum and a member)
     listener: Listener,
     request: ConnectionRequest,
     *,
@@ -283,7 +283,7 @@ def _connected(  # noqa: PLR0913 (by name: a quorum, and one of its members)
             mesh.advance()
         mesh.take_lower()
     except BaseException:
-        for connection in [*mesh.made.values(), *(one.connection for one in kept.values())]:
+        for connection in [*mesh.made.values(), *(old.connection for old in kept.values())]:
             connection.close()
         for unfinished in mesh.waiting.values():
             unfinished.sock.close()
@@ -315,7 +315,7 @@ class _Mesh:
 
     def advance(self) -> None:
         """Wait for any of them to progress."""
-        sources = {one.sock.fileno(): one.events for one in self.waiting.values()}
+        sources = {each.sock.fileno(): each.events for each in self.waiting.values()}
         waited_for = [self.members[number] for number in self.waiting]
         what = f"{_names(waited_for)} to connect for quorum {self.request.number}"
         try:
@@ -337,7 +337,7 @@ class _Mesh:
                 connection = one.advance()
             except NotContinued:
                 del self.waiting[number]
-                self.patience.moved()  # the peer has said so, or closed: it lives, and needs time to connect again
+                self.patience.moved()  # the peer refused or closed: it lives, and needs time to connect again
                 refused.append(number)
             except ConnectionError as error:
                 failures[number] = error

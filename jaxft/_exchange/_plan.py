@@ -118,7 +118,7 @@ def chunk_limit_bytes(nodes: Sequence[Sequence[Node]], strands: int) -> int:
 
 
 def cut(layout: Layout, part: int, parts: int, most_bytes: int) -> tuple[Chunk, ...]:
-    """One of several equal parts of each region, in chunks of about so many bytes at most."""
+    """A part of each region, of several equal parts, in chunks of about `most_bytes`."""
     chunks: list[Chunk] = []
     for number, region in enumerate(layout.regions):
         start, stop = part_of(region, part, parts)
@@ -128,7 +128,7 @@ def cut(layout: Layout, part: int, parts: int, most_bytes: int) -> tuple[Chunk, 
 
 
 def part_of(region: Region, part: int, parts: int) -> tuple[int, int]:
-    """Where one of several equal parts of a region begins and ends. Parts of a part are parts of the region."""
+    """Where a part of a region, of several equal parts, begins and ends. Parts of a part are parts of the region."""
     units = region.size // ALIGN_ELEMENTS
     return units * part // parts * ALIGN_ELEMENTS, units * (part + 1) // parts * ALIGN_ELEMENTS
 
@@ -145,7 +145,7 @@ class Planned:
 
     header: bytes
     chunk: Chunk
-    number: int  # of the chunk, among those of its reducer
+    number: int  # of the chunk, among its reducer's
     node: Node | None  # the node of a partial sum; None for results
     length_bytes: int
 
@@ -189,7 +189,7 @@ def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
 
 
 class Turn(enum.IntEnum):
-    """What a turn came to. The values are those of lane.h."""
+    """The outcome of a turn, with the values of lane.h."""
 
     STILL = 0
     MOVED = 1  # bytes have moved
@@ -197,7 +197,7 @@ class Turn(enum.IntEnum):
 
 
 class PeerLost(Exception):
-    """The connection to a member failed, or it sent what it must not."""
+    """The connection to a member failed, or it sent a wrong frame."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(number, why)
@@ -207,12 +207,12 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a lane carries out: an exchange, or one strand of it.
+    """A lane's task: an exchange, or one strand of it.
 
     Attributes:
         layout: the layout of the leaves, the same at every member.
         step: the step that the contributions are for.
-        partials: what this member contributes: exactly its shards of the quorum. Only read.
+        partials: this member's contribution: exactly its shards of the quorum. Only read.
         result: where the means and sums are written, region by region. All strands write into the same arrays.
         strands: into how many strands the exchange is divided; the links know which of them they carry.
         plan: who sums what; None: everyone a part (`Links.plan`).
@@ -237,7 +237,7 @@ class Lane(Protocol):
     task: Task
 
     def turn(self, seconds: float) -> Turn:
-        """Send, receive and sum, for about so long. Returns early if all is done or the abort flag is set.
+        """Send, receive and sum for about this time. Returns early if all is done or the abort flag is set.
 
         Raises:
             PeerLost: a connection failed.
@@ -261,5 +261,5 @@ class Lane(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the lane holds."""
+        """Free the lane's memory."""
         ...

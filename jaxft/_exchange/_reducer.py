@@ -25,7 +25,7 @@ def room(scratch: Scratch, key: tuple[int, Node], size_bytes: int) -> np.ndarray
 class Reducer:
     """Receives the other members' values of this member's slice, and combines them chunk by chunk, in order."""
 
-    def __init__(  # noqa: PLR0913 (by name: what a member holds)
+    def __init__(  # noqa: PLR0913 (by name: a member, and its memory)
         self,
         plan: Plan,
         *,
@@ -96,7 +96,7 @@ class Reducer:
         return _bytes(self.result[chunk.region][chunk.offset : chunk.stop])
 
     def partial_bytes(self, chunk: Chunk, node: Node) -> memoryview:
-        """The memory of a chunk of one of this member's own nodes."""
+        """The memory of a chunk of a node that this member holds."""
         return _bytes(self._own(chunk, node))
 
     def _own(self, chunk: Chunk, node: Node) -> np.ndarray:

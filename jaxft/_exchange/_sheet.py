@@ -91,7 +91,7 @@ class Sheet:
     def begin(
         self, step: int, partials: Partials, result: Sequence[np.ndarray], kept: Sequence[Sliced] = ()
     ) -> None:
-        """Set the step, and where this member's contributions and what it sums lie. The caller keeps these."""
+        """Set the step, and where this member's contributions and sums lie. The caller keeps these."""
         self._headers.set_step(step)
         self._set_kept(kept)
         for region, array in zip(self._regions, result, strict=True):
@@ -132,7 +132,7 @@ class Sheet:
         )
 
     def expected(self, member: int, *, results: int, partials: int) -> list[bytes]:
-        """The headers that can come next from a member that has sent so many results and partial sums."""
+        """The headers that can come next from a member that has sent these numbers of results and partial sums."""
         both = [
             self._headers.get("results in", member, results),
             self._headers.get("partials in", member, partials),
@@ -185,7 +185,7 @@ class _Headers:
         return address(self._words) + start * HEADER_BYTES if start < stop else None
 
     def get(self, kind: str, member: int, number: int) -> bytes | None:
-        """One header; None if there are not so many."""
+        """One header; None after the last."""
         start, stop = self._first[kind, member]
         return self._words[start + number].tobytes() if start + number < stop else None
 

@@ -1,4 +1,4 @@
-"""The listening side of the handshake: accepts connections, and admits those whose requests are for this process.
+"""The listening side of the handshake: accepts connections, and admits requests for this process.
 
 Theory of operation. Bulk data between processes (exchanges of contributions, healing) goes over plain TCP
 connections. The dialler first sends a `ConnectionRequest`: who it is, whom it wants to reach, and for what. Only once
@@ -15,8 +15,8 @@ completes its TCP handshakes, but does not answer requests.
 
 One thread accepts connections and reads requests, for all connections at once, and never blocks on one.
 
-Limits. Connections without a request for this process (`_MAX_UNKNOWN`) and those with one that still owe a proof
-(`_MAX_CHALLENGED`) are counted separately from those that were accepted. Each kind evicts its own: the oldest of the
+Limits. Connections without a request for this process (`_MAX_UNKNOWN`) and requests that still owe a proof
+(`_MAX_CHALLENGED`) are counted separately from accepted connections. Each kind evicts its own: the oldest of the
 busiest address. A request for this process names its incarnation, 63 random bits that only the coordinator and the
 job's groups know. So a program that just connects, or speaks another protocol, cannot take what peers need, and a
 peer that is evicted dials again at once (`_handshake.py`). When the process runs out of file descriptors, connections
@@ -114,7 +114,7 @@ class Door:
         self._paused_until_s: float | None = None  # set while it does not accept
 
     def serve(self, closed: Abort) -> None:
-        """Accept connections until the flag is set. Raises what is an error of the listening socket itself."""
+        """Accept connections until the flag is set. Raises errors of the listening socket itself."""
         try:
             self._poller.register(self._sock, select.POLLIN)
             self._poller.register(closed, select.POLLIN)

@@ -1,7 +1,7 @@
 """Where the other groups reach the processes of a group: the address of a member, which is text to the coordinator.
 
 A member's address lists its ranks in their order, separated by commas, each as `host:port` in digits. "*4" at its end
-says that the rank offers four threads for an exchange: "10.0.0.1:7000*4,10.0.0.1:7001*4".
+means that the rank offers four threads for an exchange: "10.0.0.1:7000*4,10.0.0.1:7001*4".
 """
 
 import os
@@ -66,5 +66,5 @@ def _endpoint(text: str) -> Endpoint:
     address, star, threads = text.partition("*")
     if star and (number := _COUNTS.get(threads)) is not None:
         return Endpoint(address, number)
-    # What is no number stays part of the address, and dialling it fails with a message about it.
+    # Text that is no number stays part of the address, and dialling it fails with a message about it.
     return Endpoint(text)

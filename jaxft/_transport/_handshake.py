@@ -58,7 +58,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class BadRequest(Exception):
-    """The bytes received are not a connection request, or not one that this process understands.
+    """The bytes received are not a connection request, or this process does not understand it.
 
     Attributes:
         answerable: the bytes began like a connection request of jaxft, so the sender understands a refusal.
@@ -186,17 +186,17 @@ class Dialling:
                 raise ConnectionResetError("the listener closed the connection")
             self._received += piece
         _, _, status, _ = _ANSWER.unpack_from(self._received)
-        said = bytes(self._received[_ANSWER.size :])
+        answer = bytes(self._received[_ANSWER.size :])
         self._received.clear()
         if status == _CHALLENGE:
-            self._respond(said)
+            self._respond(answer)
             return None
         if status != _ACCEPTED:
-            reason = said.decode(errors="replace")
+            reason = answer.decode(errors="replace")
             kind, group = self._request.kind, self._request.group
             text = f"{self._address} refused the {kind} connection of group {group!r}. {reason}"
             raise Busy(text) if status == _BUSY else _Unanswered(text)
-        self._check_listener(said)
+        self._check_listener(answer)
         self.sock.settimeout(None)
         peer = self._request.to_group
         if self._key is None:

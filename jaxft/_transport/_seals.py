@@ -117,8 +117,8 @@ class Connection:
 
     Attributes:
         sock: over which it goes.
-        outgoing: makes the tags of what is sent.
-        incoming: makes those that what is received must have.
+        outgoing: makes the tags of frames that are sent.
+        incoming: makes the tags that received frames must have.
         peer: the group at the other end, for messages.
     """
 

@@ -1,4 +1,4 @@
-"""Threads that work for the one that waits for them, with what belongs to it, such as its connections."""
+"""Threads that work for a waiting thread, with its connections and memory."""
 
 import select
 import threading
