@@ -40,7 +40,7 @@ class Wait(NamedTuple):
 class LongWaits:
     """The group's log lines so far about long waits of its current exchange. All threads of the exchange share it.
 
-    Where one group computes longer than the others, they wait for it in every step. The wait is logged again once it takes
+    Where one group computes longest, the others wait for it in every step. This is logged again once it takes
     twice as long as in the step before, of which some exchanges may have had no wait.
     """
 
