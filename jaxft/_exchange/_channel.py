@@ -95,7 +95,7 @@ class Channel:
     def receive(self) -> int:
         """Read available bytes, up to the end of a frame. Raises OSError if the connection is lost.
 
-        Returns their number, without frames that only report progress if these do not count.
+        Returns how many; frames that only show that bytes move are left out, if they do not count.
         """
         if self.paused:
             raise ConnectionResetError("closed the connection")  # the only event polled for while paused

@@ -34,8 +34,8 @@ class Library:
 
     Attributes:
         c: its functions.
-        instructions: the instruction set that it uses: "baseline", "avx2" or "avx512".
-        macs: the instructions for MACs: "pclmul", "vpclmul" or "pmull"; None: this machine has none of them.
+        instructions: its instruction set: "baseline", "avx2" or "avx512".
+        macs: its instruction for MACs: "pclmul", "vpclmul" or "pmull"; None: this machine has none of them.
     """
 
     c: ctypes.CDLL
@@ -200,7 +200,7 @@ def code(region: Region) -> int:
 
 
 def divisor(region: Region, shards: int) -> float:
-    """The divisor of a sum; 0 if it is not divided."""
+    """The divisor of a sum; 0: it is not divided."""
     return float(shards) if region.operation == "mean" else 0.0
 
 

@@ -1,14 +1,14 @@
 """A connection that stays when the quorum changes.
 
-Most changes come between two exchanges: a group joins, or one leaves after a step. Then nothing is under way between
-two members of both quorums, and a new handshake would prove what the last one has proved. Each of them sends one
-frame with the new quorum's number, and goes on when the other's has come.
+Most changes come between two exchanges: a group joins, or leaves after a step. Then nothing is under way between
+two members of both quorums, and a new handshake would prove what the last one has proved. Each of them sends a
+frame with the new quorum's number, and continues when the other's has come.
 
-The frame also says how many exchanges have ended over the connection. If one has ended here and not there, its bytes
+The frame also counts the exchanges that ended over the connection. If one has ended here and not there, its bytes
 may still be in the connection, and both ends see that the numbers differ. After a failed exchange the connection is
 closed. In each of these cases the two connect again (`_links.py`).
 
-Before it there may be frames by which the peer has said that bytes of a round move (`_grid.py`): in the last exchange
+Before it there may be frames by which the peer showed that bytes of a round move (`_grid.py`): in the last exchange
 it had nothing else to send over this connection, so they were not read.
 
 The frame has the connection's next tag: no one else can send it, or send it twice (`_seals.py`).
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
     connection: Connection
     exchanges: int  # how many have ended over it
-    progress: bytes  # the header by which the peer may have said that bytes move, which no one has read
+    progress: bytes  # the header, not read yet, by which the peer may have shown that bytes move
 
 
 class Continuing:
@@ -56,10 +56,10 @@ class Continuing:
         except OSError as error:
             raise self._over(str(error)) from error
         if sent < len(frame):
-            raise self._over("it does not read what an exchange has sent")
+            raise self._over("it does not read the bytes of an exchange")
 
     def advance(self) -> Connection | None:
-        """Read what has come; return the connection once the whole frame has, and None before.
+        """Read the bytes that have come; return the connection once the frame is whole, and None before.
 
         Raises:
             NotContinued: the peer does not go on with this connection.

@@ -1,6 +1,6 @@
 """The exchange: an all-reduce over a quorum. It ends for every member with the means and sums, or with an error.
 
-A large quorum has three of them, over rows and columns (`_grid.py`).
+In a large quorum an exchange is a part of three rounds, over a row or a column (`_grid.py`).
 
 Theory of operation. The exchange is a reduce-scatter and an all-gather, overlapped chunk by chunk. The plan
 (`_plan.py`) makes each member the reducer of one slice of every region. For each chunk of its slice, a reducer
@@ -23,7 +23,7 @@ Invariants:
 - Contributions are only read.
 - A frame is accepted only if its header is the expected one (`_frames.py`).
 - On any error all connections of the quorum are closed, so every member's exchange ends too. A finished exchange
-  says nothing about the other members: the vote decides whether the step counts. Nor does it say that they have read
+  shows nothing about the other members: the vote decides whether the step counts. They may not have read
   all of it, so connections are only used in the next quorum where as many have ended at both ends.
 
 Who is blamed. An end of file does not show who died, since the others close in a cascade; all peers that are seen
@@ -31,7 +31,7 @@ failing at that moment are named. When no bytes move, the peers that owe partial
 them without help; if there are none, all peers that owe anything. A peer that owes partial sums and exchanges no
 bytes with us is named even while bytes move to and from others.
 
-The exchange as a whole has no deadline: `_patience.py` decides when time counts.
+The exchange as a whole has no deadline: `_patience.py` tells when time counts.
 """
 
 import logging
@@ -167,7 +167,7 @@ class _Run:
         return [number for number in self._lane.owing() if self._lane.moved_s(number) <= least_s]
 
     def _owing(self) -> list[int]:
-        """The peers this member waits for: all that could send without help, or else all that are unfinished."""
+        """The peers this member waits for: those that need no help to continue, or else all that are unfinished."""
         return self._lane.owing() or self._lane.unfinished()
 
     def _lost(self, number: int, why: str) -> ExchangeFailed:

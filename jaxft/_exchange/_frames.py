@@ -72,7 +72,7 @@ class Stamp:
         return self.header(CONTINUE, node=(0, 0), region=0, offset=exchanges, length_bytes=0)
 
     def progress_header(self) -> bytes:
-        """Of a frame that reports progress of an earlier round (`_grid.py`): the same in all steps."""
+        """Of a frame that shows that bytes of an earlier round move (`_grid.py`): the same in all steps."""
         return Stamp(self.sender, self.job, self.quorum_id, 0, 0).header(
             PROGRESS, node=(0, 0), region=0, offset=0, length_bytes=0
         )

@@ -4,13 +4,13 @@ Where everyone is connected to everyone, connections, frames and system calls of
 members. From 48 members on, they stand in a grid of about as many rows as columns, in the order of the
 quorum, and each is connected to its row and its column alone: to 62 of 1,000. An exchange takes three rounds:
 
-1. Within a row, each member reduces one slice: it sums the row's values of it, up to the nodes of the tree that the
-   row holds together.
-2. A column has the members with the same slice, one for each row. They exchange these nodes, as a small quorum
+1. Within a row, each member reduces one slice: it sums the row's contributions to it, up to the nodes of the tree
+   that the row holds together.
+2. A column has the members with the same slice, one of each row. They exchange these nodes, as a small quorum
    exchanges contributions, and have the results of the slice.
 3. Within a row, each member sends the results of its slice to the others.
 
-The bits equal a single exchange's: a row sums along the same tree, and stops at nodes of it. The bytes are
+The bits are the same as in an exchange at once: a row sums along the same tree, and stops at its nodes. The bytes are
 nearly the same too: (r - 1) / r of a contribution in each direction within a row of r members, twice, and its r-th
 part within the column.
 Neighbours in the quorum have neighbouring shards, so a row holds few nodes; after a loss, they may be more.
@@ -87,7 +87,7 @@ class Rounds:
         strand: int = 0,
         strands: int = 1,
     ) -> "Rounds":
-        """Divide an exchange. It takes the arguments of `Plan.of`, and the number of this member."""
+        """Divide an exchange. The arguments: as for `Plan.of`, and the number of this member."""
         check_dealt(shards, total)
         row, parts = grid.row_of(me), grid.columns * strands
         nodes = tuple(cover(shards[member], total) for member in row)

@@ -21,12 +21,12 @@ from jaxft._transport._sockets import Abort
 
 _log = logging.getLogger("jaxft")
 
-# In a later round a peer may be waiting for a member that has no connection to this one. Its own peers notice
-# first, and are the ones to name it: each later round has this much more patience than the one before, as a part of
+# In a later round a peer may be waiting for a member that this one is not connected to. The peers of that member
+# notice first, and are to name it: each later round has this much more patience than the one before, as a part of
 # the usual patience.
 LATER_PATIENCE = 0.25
 
-# Makes the limit on a time without progress, longer than usual by a number of seconds.
+# Makes the limit on a time without progress, longer by a number of seconds.
 MakePatience = Callable[[float], Patience]
 
 
@@ -45,7 +45,7 @@ def peers_of_each(members: int) -> int:
 
 @dataclass
 class GridLinks:
-    """One member's connections for one strand, and the memory reused across its exchanges.
+    """One member's connections for one strand, and the memory that its exchanges reuse.
 
     Attributes:
         grid: where all members stand.
@@ -103,7 +103,7 @@ def _memory_for(rounds: Rounds, layout: Layout) -> tuple[Sliced, ...]:
     return tuple(kept)
 
 
-def open_links(  # noqa: PLR0913 (by name: the arguments of `open_all`)
+def open_links(  # noqa: PLR0913 (by name: those of `open_all`)
     listener: Listener,
     *,
     job: str,
@@ -118,7 +118,7 @@ def open_links(  # noqa: PLR0913 (by name: the arguments of `open_all`)
 ) -> AnyLinks:
     """Connect to the other members of a quorum: to all, or in a large one to this member's row and column.
 
-    Takes and raises the same as `open_all`.
+    The arguments and the errors: as of `open_all`.
     """
     number = [peer.group for peer in members].index(me)
     grid = Grid.of(len(members)) if is_large(len(members)) else None

@@ -52,7 +52,7 @@ class Peer:
 class Links:
     """This member's connections to all others of a quorum, and the memory and plan reused across its exchanges."""
 
-    def __init__(  # noqa: PLR0913 (by name: a quorum and a member)
+    def __init__(  # noqa: PLR0913 (by name: a quorum, and one of its members)
         self,
         *,
         job: str,
@@ -114,7 +114,7 @@ class Links:
     def tell(self, numbers: Iterable[int]) -> None:
         """Say to some members that bytes of a round move, where no exchange is about to send to them.
 
-        Waits for none: peers that take no bytes are left out, and lost peers are noticed at their next use.
+        Waits for none: a connection that takes no bytes is left out, and a lost connection is noticed in use.
         """
         header = self._progress_header(self.me)
         poller = select.poll()
@@ -173,7 +173,7 @@ class Links:
             self._listener.forget(self.quorum_id)
 
 
-def open_all(  # noqa: PLR0913 (by name: a quorum and a member)
+def open_all(  # noqa: PLR0913 (by name: a quorum, and one of its members)
     listener: Listener,
     parts: Sequence[Sequence[int]],
     *,
@@ -263,7 +263,7 @@ def _process(peer: Peer) -> tuple[str, int, int, str]:
     return peer.group, peer.incarnation, peer.rank, peer.address
 
 
-def _connected(  # noqa: PLR0913 (by name: a quorum and a member)
+def _connected(  # noqa: PLR0913 (by name: a quorum, and one of its members)
     listener: Listener,
     request: ConnectionRequest,
     *,
@@ -306,16 +306,16 @@ class _Mesh:
     waiting: dict[int, Dialling | Continuing] = field(default_factory=dict[int, Dialling | Continuing])
 
     def begin(self, kept: Mapping[int, Kept], stamps: Sequence[Stamp]) -> None:
-        """Dial later members, and offer all with whom there is a connection to go on with it."""
-        for number, one in kept.items():
-            mine, theirs = (stamps[end].header_to_continue(one.exchanges) for end in (self.me, number))
+        """Dial later members, and offer to continue with the connections that there are."""
+        for number, old in kept.items():
+            mine, theirs = (stamps[end].header_to_continue(old.exchanges) for end in (self.me, number))
             with contextlib.suppress(NotContinued):
-                self.waiting[number] = Continuing(one.connection, mine, theirs, one.progress)
+                self.waiting[number] = Continuing(old.connection, mine, theirs, old.progress)
         self._dial(number for number in self.wanted if number not in self.waiting)
 
     def advance(self) -> None:
         """Wait for any of them to progress."""
-        sources = {each.sock.fileno(): each.events for each in self.waiting.values()}
+        sources = {dialled.sock.fileno(): dialled.events for dialled in self.waiting.values()}
         waited_for = [self.members[number] for number in self.waiting]
         what = f"{_names(waited_for)} to connect for quorum {self.request.number}"
         try:
@@ -330,14 +330,14 @@ class _Mesh:
             raise _failed(self.request, str(error), []) from error
         failures: dict[int, ConnectionError] = {}
         refused: list[int] = []
-        for number, one in list(self.waiting.items()):
-            if one.sock.fileno() not in ready:
+        for number, dialled in list(self.waiting.items()):
+            if dialled.sock.fileno() not in ready:
                 continue
             try:
-                connection = one.advance()
+                connection = dialled.advance()
             except NotContinued:
                 del self.waiting[number]
-                self.patience.moved()  # the peer refused or closed: it lives, and needs time to connect again
+                self.patience.moved()  # the peer has refused, or closed: it lives, and needs time to connect again
                 refused.append(number)
             except ConnectionError as error:
                 failures[number] = error

@@ -175,7 +175,7 @@ def _leaves(node: NodeValues, region: int, extents: Sequence[Extent]) -> list[np
     return [node.part(region, extent.offset, extent.stop) for extent in extents]
 
 
-# The types of a contribution's leaves. A HostCopy may be on its way.
+# A leaf of a contribution. A HostCopy may be on its way.
 Leaf = np.ndarray | jax.Array | HostCopy
 
 _NUMPY = (np.ndarray, np.generic)
@@ -213,7 +213,7 @@ class Partials:
 
     @staticmethod
     def of_nodes(layout: Layout, shards: int, values: Mapping[Node, NodeValues]) -> "Partials":
-        """Values of nodes that a row has summed, with the shards of other members."""
+        """Values of nodes that other members have a part in: the sums of a row."""
         found = Partials(layout, shards)
         found._values.update(values)
         return found
@@ -227,7 +227,7 @@ class Partials:
         return any(node.start <= shard < node.stop for node in (*self._values, *self._on_device))
 
     def start_copies(self) -> None:
-        """Start to copy values on a device to the host, without waiting for them."""
+        """Start to copy the values on devices to the host, without waiting for them."""
         for held in self._on_device.values():
             held.start_copies()
 
@@ -300,7 +300,7 @@ class Partials:
         pair = [self._on_device.get(child) for child in node.children]
         left, right = pair
         if self.sums is None or left is None or right is None or left.copies is not None:
-            return False  # values that are being copied to the host are not consumed
+            return False  # a value that is copied to the host is not consumed
         made = self.sums.add(left.arrays, right.arrays, summed=(left.summed, right.summed))
         if made is None:
             return False

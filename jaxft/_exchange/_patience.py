@@ -2,7 +2,7 @@
 
 Time counts only once all members are known to have computed: before that, a silent peer may still be computing, and
 the coordinator decides whether it hangs (`jaxft_protocol.coordinator.progress`). From then on each byte that moves
-restarts the clock. So an exchange may take as long as it needs while its bytes move (the log mentions a long one).
+restarts the clock. So an exchange may take as long as it needs while its bytes move (the log mentions a long time).
 Both ends of a stalled link time out soon, and at the same time.
 """
 
@@ -38,17 +38,17 @@ class Wait(NamedTuple):
 
 
 class LongWaits:
-    """The group's log lines so far about long waits of its current exchange. All threads of the exchange share it.
+    """The logged long waits of a group's current exchange. All threads of the exchange share it.
 
-    Where one group computes longest, the others wait for it in every step. This is logged again once it takes
+    Where one group computes longer than the others, they wait for it in every step. That is logged again if it takes
     twice as long as in the step before, of which some exchanges may have had no wait.
     """
 
     def __init__(self) -> None:
         self._step = 0
-        # The longest wait for members that compute, in this step and in the last.
+        # The longest wait for members that compute, in this step and in the step before.
         self._longest_s = self._before_s = 0.0
-        # The same for exchanges whose bytes move, and when to log this one.
+        # The same for exchanges whose bytes move, and from when on this exchange is mentioned.
         self._slowest_s = self._slowest_before_s = 0.0
         self._slow_from_s = SLOW_WAIT_S
         self._said: set[tuple[str, bool]] = set()
@@ -64,7 +64,7 @@ class LongWaits:
         self._said.clear()
 
     def to_say(self, waits_s: Mapping[str, float], *, compute: bool) -> list[str]:
-        """Return the waits that are due and that no thread has logged yet."""
+        """Return the names that are due, and that no thread has mentioned yet."""
         with self._lock:
             due_s = max(SLOW_WAIT_S, 2 * self._before_s) if compute else SLOW_WAIT_S
             if compute:
@@ -75,7 +75,7 @@ class LongWaits:
             return new
 
     def is_slow(self, took_s: float) -> bool:
-        """Whether to log a long exchange whose bytes move; the next time after twice as long."""
+        """Whether to log that the exchange has taken so long, although its bytes move: then not before twice that."""
         with self._lock:
             self._slowest_s = max(self._slowest_s, took_s)
             silent = any(not compute for _, compute in self._said)
@@ -102,7 +102,7 @@ class Patience:
             timeout_s: how long may pass without any byte moving, once time counts.
             counts: whether all members are known to have computed. Not called again once it has returned true.
             moved: called when bytes have moved.
-            waits: long waits that other threads of the exchange have logged.
+            waits: the long waits that other threads of the exchange have logged.
         """
         self.begun_s = time.monotonic()
         self.waits = waits or LongWaits()
@@ -143,11 +143,11 @@ class Patience:
         """Log each long wait once: at INFO while members may compute, for that is not a fault."""
         compute = math.isinf(self.since_s)
         now_s, from_s = time.monotonic(), -math.inf if compute else self.since_s
-        waits_s = {one.name: now_s - max(one.moved_s, from_s) for one in waits}
+        waits_s = {wait.name: now_s - max(wait.moved_s, from_s) for wait in waits}
         late = self.waits.to_say(waits_s, compute=compute) if waits_s else []
         if late:
             longest_s = max(waits_s[name] for name in late)
-            names = ", ".join(f"{one.name} ({one.address})" for one in waits if one.name in late)
+            names = ", ".join(f"{wait.name} ({wait.address})" for wait in waits if wait.name in late)
             limit = (
                 "Not all members are known to have computed; until they have, there is no time limit."
                 if compute

@@ -118,7 +118,7 @@ def chunk_limit_bytes(nodes: Sequence[Sequence[Node]], strands: int) -> int:
 
 
 def cut(layout: Layout, part: int, parts: int, most_bytes: int) -> tuple[Chunk, ...]:
-    """A part of each region, of several equal parts, in chunks of about `most_bytes`."""
+    """A part of each region, of several equal parts, in chunks of about so many bytes at most."""
     chunks: list[Chunk] = []
     for number, region in enumerate(layout.regions):
         start, stop = part_of(region, part, parts)
@@ -145,7 +145,7 @@ class Planned:
 
     header: bytes
     chunk: Chunk
-    number: int  # of the chunk, among its reducer's
+    number: int  # of the chunk, among the chunks of its reducer
     node: Node | None  # the node of a partial sum; None for results
     length_bytes: int
 
@@ -189,7 +189,7 @@ def results_from(*, stamp: Stamp, plan: Plan, layout: Layout) -> list[Planned]:
 
 
 class Turn(enum.IntEnum):
-    """The outcome of a turn, with the values of lane.h."""
+    """The end of a turn. The values are the same in lane.h."""
 
     STILL = 0
     MOVED = 1  # bytes have moved
@@ -207,12 +207,12 @@ class PeerLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A lane's task: an exchange, or one strand of it.
+    """The task of a lane: an exchange, or one strand of it.
 
     Attributes:
         layout: the layout of the leaves, the same at every member.
         step: the step that the contributions are for.
-        partials: this member's contribution: exactly its shards of the quorum. Only read.
+        partials: the contributions of this member: exactly its shards of the quorum. Only read.
         result: where the means and sums are written, region by region. All strands write into the same arrays.
         strands: into how many strands the exchange is divided; the links know which of them they carry.
         plan: who sums what; None: everyone a part (`Links.plan`).
@@ -237,7 +237,7 @@ class Lane(Protocol):
     task: Task
 
     def turn(self, seconds: float) -> Turn:
-        """Send, receive and sum for about this time. Returns early if all is done or the abort flag is set.
+        """Send, receive and sum, for about `seconds`. Returns early if all is done or the abort flag is set.
 
         Raises:
             PeerLost: a connection failed.

@@ -25,7 +25,7 @@ def room(scratch: Scratch, key: tuple[int, Node], size_bytes: int) -> np.ndarray
 class Reducer:
     """Receives the other members' values of this member's slice, and combines them chunk by chunk, in order."""
 
-    def __init__(  # noqa: PLR0913 (by name: a member, and its memory)
+    def __init__(  # noqa: PLR0913 (by name: what a member holds)
         self,
         plan: Plan,
         *,

@@ -132,7 +132,7 @@ class Sheet:
         )
 
     def expected(self, member: int, *, results: int, partials: int) -> list[bytes]:
-        """The headers that can come next from a member that has sent these numbers of results and partial sums."""
+        """The headers that can come next from a member after some results and partial sums."""
         both = [
             self._headers.get("results in", member, results),
             self._headers.get("partials in", member, partials),
@@ -185,7 +185,7 @@ class _Headers:
         return address(self._words) + start * HEADER_BYTES if start < stop else None
 
     def get(self, kind: str, member: int, number: int) -> bytes | None:
-        """One header; None after the last."""
+        """One header; None: there are fewer."""
         start, stop = self._first[kind, member]
         return self._words[start + number].tobytes() if start + number < stop else None
 

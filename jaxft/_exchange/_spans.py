@@ -94,7 +94,7 @@ class SpanLinks:
         """Average or sum the contributions of all members; return the means in fresh memory. Raises ExchangeFailed.
 
         Args:
-            given: this process's contribution.
+            given: the contributions of this process.
             step: the step that the contributions are for.
             total_shards: the number of all shards of the step.
             patience: makes the limit on a time without progress, for each thread, and each round of a large quorum.
@@ -160,7 +160,7 @@ class SpanLinks:
             return next(error for error in errors if not isinstance(error, ExchangeFailed))
         if self._abort.is_set:
             return failed[0]
-        # A strand that another one ended may have failed first.
+        # A strand that was ended by another may have failed first.
         first = next((error for error in failed if error.peers), failed[0])
         return ExchangeFailed(str(first), tuple(sorted({peer for error in failed for peer in error.peers})))
 

@@ -11,7 +11,7 @@ For seven shards:           [0,7)
                     [0,2) [2,4) [4,6) [6,7)
 
 A member that holds all shards of a node sums that node alone, and sends one partial sum instead of several
-contributions. Its *cover* describes them: the maximal nodes inside its set of shards, in order.
+contributions. Its shards are described by its *cover*: the maximal nodes inside its set of shards, in order.
 Members' covers together are always the leaves of a tree with the same root, so combining them needs only
 `children`. A left child is never smaller than its sibling: a single shard on the left has a single shard on the
 right.

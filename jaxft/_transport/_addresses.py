@@ -116,7 +116,7 @@ def own_address(coordinator: str, limit_s: float) -> str:
 
 
 def given_address(host: str, limit_s: float) -> str:
-    """The address in digits of the user's `host`: digits, a network interface, or a name.
+    """The address in digits of `host`: digits, a network interface, or a name.
 
     A link may come up, and a name be known, later than this process starts. So it asks again for `limit_s`.
 
@@ -199,7 +199,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _address_towards(coordinator: str, limit_s: float) -> str:
-    """Try a name's addresses in turn: this machine may have no route to its IPv4 address, or to its IPv6 one."""
+    """Try the addresses of a name in turn: this machine may have no route to some of them."""
     *others, last = targets_of(coordinator, limit_s)
     for each in others:
         with contextlib.suppress(OSError):

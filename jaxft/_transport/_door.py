@@ -15,10 +15,10 @@ completes its TCP handshakes, but does not answer requests.
 
 One thread accepts connections and reads requests, for all connections at once, and never blocks on one.
 
-Limits. Connections without a request for this process (`_MAX_UNKNOWN`) and requests that still owe a proof
-(`_MAX_CHALLENGED`) are counted separately from accepted connections. Each kind evicts its own: the oldest of the
-busiest address. A request for this process names its incarnation, 63 random bits that only the coordinator and the
-job's groups know. So a program that just connects, or speaks another protocol, cannot take what peers need, and a
+Limits. Connections without a request for this process (`_MAX_UNKNOWN`), connections with such a request that still
+owe a proof (`_MAX_CHALLENGED`), and accepted connections are counted separately. Each kind evicts its own: the oldest
+of the busiest address. A request for this process names its incarnation, 63 random bits that only the coordinator and
+the job's groups know. So a program that just connects, or speaks another protocol, cannot take what peers need, and a
 peer that is evicted dials again at once (`_handshake.py`). When the process runs out of file descriptors, connections
 without a request go first. The limit on accepted connections leaves room for a job of thousands of groups.
 """

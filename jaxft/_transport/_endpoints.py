@@ -66,5 +66,5 @@ def _endpoint(text: str) -> Endpoint:
     address, star, threads = text.partition("*")
     if star and (number := _COUNTS.get(threads)) is not None:
         return Endpoint(address, number)
-    # Text that is no number stays part of the address, and dialling it fails with a message about it.
+    # Other text stays part of the address, and dialling it fails with a message about it.
     return Endpoint(text)

@@ -58,7 +58,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 class BadRequest(Exception):
-    """The bytes received are not a connection request, or this process does not understand it.
+    """The bytes received are no connection request, or none that this process understands.
 
     Attributes:
         answerable: the bytes began like a connection request of jaxft, so the sender understands a refusal.
@@ -186,17 +186,17 @@ class Dialling:
                 raise ConnectionResetError("the listener closed the connection")
             self._received += piece
         _, _, status, _ = _ANSWER.unpack_from(self._received)
-        answer = bytes(self._received[_ANSWER.size :])
+        rest = bytes(self._received[_ANSWER.size :])
         self._received.clear()
         if status == _CHALLENGE:
-            self._respond(answer)
+            self._respond(rest)
             return None
         if status != _ACCEPTED:
-            reason = answer.decode(errors="replace")
+            reason = rest.decode(errors="replace")
             kind, group = self._request.kind, self._request.group
             text = f"{self._address} refused the {kind} connection of group {group!r}. {reason}"
             raise Busy(text) if status == _BUSY else _Unanswered(text)
-        self._check_listener(answer)
+        self._check_listener(rest)
         self.sock.settimeout(None)
         peer = self._request.to_group
         if self._key is None:
@@ -252,7 +252,7 @@ def dial(
 
     Raises:
         ConnectionError: nothing listens there, or not jaxft, or it refused us, or it does not know the key; the
-            message says which.
+            message names the reason.
         TimeoutError: the deadline passed.
     """
     for pause_s in backoff_s(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):

@@ -4,7 +4,7 @@ Its door (`_door.py`) admits connections. They are kept here: for exchanges and 
 ask for them; for heals, in a thread each that runs `on_heal`. The limits leave room for a job of thousands of groups.
 
 A quorum's connections are kept under (quorum, group, incarnation, lane, strand), because a peer may learn of a quorum
-before this process does. `forget` drops connections of quorums that are over, and refuses later ones.
+before this process does. `forget` drops the connections of quorums that are over, and refuses later ones.
 
 Errors. An error caused by a connection ends that connection. An error of the listener itself ends the listener: it is
 logged, and `check`, which runs before each step and before a quorum's connections are made, raises it on the training

@@ -117,7 +117,7 @@ class Connection:
 
     Attributes:
         sock: over which it goes.
-        outgoing: makes the tags of frames that are sent.
+        outgoing: makes the tags of sent frames.
         incoming: makes the tags that received frames must have.
         peer: the group at the other end, for messages.
     """

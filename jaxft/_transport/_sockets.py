@@ -48,8 +48,8 @@ _NO_ROOM_PAUSE_S = 0.01
 _LONGEST_POLL_S = 3600.0
 
 
-# A child that the program forks, such as a worker that loads data, inherits all descriptors. A connection stays
-# open there when this process closes it, and even when this process is killed: no other group would notice.
+# A child that the program forks, such as a worker that loads data, inherits all descriptors. Its copies stay open
+# when this process closes them, and even when this process is killed: no other group would notice.
 _not_for_children: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
@@ -91,7 +91,7 @@ class Abort:
 def wait(
     source: int | socket.socket, events: int, *, deadline_s: float, what: str, abort: Abort | None = None
 ) -> None:
-    """Wait until a poll event holds for a descriptor. Logs once a wait that exceeds 5 s.
+    """Wait until one of the poll events holds for a descriptor. Logs a wait that exceeds 5 s once.
 
     Raises:
         TimeoutError: the deadline passed.
@@ -102,10 +102,10 @@ def wait(
 
 
 def wait_flags(*flags: Abort) -> None:
-    """Return once any of the flags is set. No deadline: code with deadlines sets each in the end.
+    """Return once one of the flags is set. No deadline: code with deadlines sets each of them in the end.
 
-    Ctrl-C interrupts this, but a signal that comes just before a poll begins does not wake that poll. So it is one of
-    many short ones.
+    Ctrl-C interrupts this, but a signal that comes just before a poll begins does not wake that poll. So it is
+    a series of short polls.
     """
     poller = select.poll()
     for flag in flags:
@@ -117,7 +117,7 @@ def wait_flags(*flags: Abort) -> None:
 def wait_any(
     sources: Mapping[int, int], *, deadline_s: float, what: str, abort: Abort | None = None
 ) -> list[int]:
-    """Like `wait`, for several descriptors with their events; returns the ready ones."""
+    """Like `wait`, for several descriptors with their events; returns the ready descriptors."""
     poller = select.poll()
     for fd, events in sources.items():
         poller.register(fd, events)

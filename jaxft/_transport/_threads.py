@@ -1,4 +1,4 @@
-"""Threads that work for a waiting thread, with its connections and memory."""
+"""Threads that work for a thread that waits for them, with its connections and memory."""
 
 import select
 import threading
@@ -12,8 +12,8 @@ from jaxft._transport._sockets import Abort
 class Team:
     """The threads of one piece of work. All methods are for the thread that waits for it.
 
-    `Thread.join` cannot tell that they have ended: where Ctrl-C interrupts it, CPython 3.11 takes a thread that runs
-    for one that has ended. So each thread sets a flag.
+    `Thread.join` cannot tell that they have ended: where Ctrl-C interrupts it, CPython 3.11 takes a running
+    thread for an ended one. So each thread sets a flag.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Team:
             thread.join()
 
     def end(self) -> None:
-        """Wait until no thread works any more, before an exception goes on. They must know that they are to end.
+        """Wait until no thread works any more, before an exception propagates. They must know that they are to end.
 
         A second Ctrl-C has to wait as well.
         """
