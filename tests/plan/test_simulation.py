@@ -27,8 +27,8 @@ def test_the_cores_reach_the_goodput_of_the_closed_form(job: Job, spares: int) -
 
 
 def test_the_same_seed_is_the_same_simulation() -> None:
-    assert simulate(JOB, 1, 20, seed=7) == simulate(JOB, 1, 20, seed=7)
-    assert simulate(JOB, 1, 20, seed=7) != simulate(JOB, 1, 20, seed=8)
+    first, again, other = (simulate(JOB, 0, 10, seed=seed) for seed in (7, 7, 8))
+    assert first == again != other
 
 
 def test_each_group_votes_once_a_step_and_hears_one_decision() -> None:
@@ -42,15 +42,15 @@ def test_each_group_votes_once_a_step_and_hears_one_decision() -> None:
 
 def test_the_loss_of_all_groups_costs_half_an_interval_between_checkpoints() -> None:
     fragile = replace(JOB, groups=2, mtbf_node_days=0.1)
-    found = simulate(fragile, 0, 300, seed=1)
+    found = simulate(fragile, 0, 200, seed=1)
     assert found.all_lost > 0
     assert found.goodput == pytest.approx(exact(fragile, 0), rel=0.03)
 
 
 def test_racks_take_their_groups_together() -> None:
     many = replace(JOB, groups=16, mtbf_node_days=5.0)
-    alone, racks = (simulate(many, 1, 60, seed=1, racks=racks) for racks in (False, True))
-    assert racks.failures - alone.failures > 0 or racks.simulated_s < alone.simulated_s
+    alone, racks = (simulate(many, 1, 30, seed=1, racks=racks) for racks in (False, True))
+    assert racks.simulated_s < alone.simulated_s
     assert racks.goodput < alone.goodput
 
 
@@ -67,7 +67,7 @@ def test_1000_groups_of_64_ranks_are_simulated_in_seconds() -> None:
 def test_the_command_simulates_each_number_of_spares(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "MOST_FAILURES", 40)
+    monkeypatch.setattr(plan, "MOST_FAILURES", 30)
     with pytest.raises(SystemExit):
         main(["plan", "--mtbf-node-days", "0.5", "--simulate", "groups", "--json"])
     found = json.loads(capsys.readouterr().out)
