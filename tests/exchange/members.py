@@ -98,10 +98,10 @@ def reference_means(specs: tuple[LeafSpec, ...], total: int) -> list[np.ndarray]
 
 def assert_same_bits(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> None:
     assert len(got) == len(wanted)
-    for one, other in zip(got, wanted, strict=True):
-        assert one.shape == other.shape
-        assert one.dtype == other.dtype
-        assert one.tobytes() == other.tobytes()
+    for each, other in zip(got, wanted, strict=True):
+        assert each.shape == other.shape
+        assert each.dtype == other.dtype
+        assert each.tobytes() == other.tobytes()
 
 
 def peers_of(shards: Sequence[Sequence[int]], addresses: Sequence[str] | None = None) -> list[Peer]:
@@ -121,8 +121,8 @@ def peers_of(shards: Sequence[Sequence[int]], addresses: Sequence[str] | None = 
 def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4, strand: int = 0) -> Iterator[list[Links]]:
     """The links of every member, joined in memory."""
     ends: list[dict[int, Connection]] = [{} for _ in shards]
-    for one, other in itertools.combinations(range(len(shards)), 2):
-        ends[one][other], ends[other][one] = map(Connection.plain, socket.socketpair())
+    for each, other in itertools.combinations(range(len(shards)), 2):
+        ends[each][other], ends[other][each] = map(Connection.plain, socket.socketpair())
     links = [
         Links(
             job="job",
@@ -138,8 +138,8 @@ def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4, strand: int = 0) -
     try:
         yield links
     finally:
-        for one in links:
-            one.close()
+        for each in links:
+            each.close()
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:

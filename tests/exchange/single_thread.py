@@ -122,8 +122,8 @@ def wired(
     try:
         yield links, wires
     finally:
-        for one in links:
-            one.close()
+        for each in links:
+            each.close()
         for sock in outer.values():
             sock.close()
 
@@ -148,8 +148,8 @@ def recorded(
     make = made_by(by)
     with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1 << 20)) as (links, wires):
         lanes = [
-            make(one, task_of(partials_of(layout, total, mine)))
-            for one, mine in zip(links, shards, strict=True)
+            make(each, task_of(partials_of(layout, total, mine)))
+            for each, mine in zip(links, shards, strict=True)
         ]
         run(lanes, list(wires.values()))
         for lane in lanes:

@@ -249,9 +249,9 @@ def test_no_time_counts_while_a_peer_may_be_computing() -> None:
 
 
 def test_time_counts_from_when_all_have_computed_on() -> None:
-    told = threading.Event()
+    heard = threading.Event()
     with against() as (links, _):
-        timer = threading.Timer(0.3, told.set)
+        timer = threading.Timer(0.3, heard.set)
         begun_s = time.monotonic()
         timer.start()
         with pytest.raises(
@@ -262,7 +262,7 @@ def test_time_counts_from_when_all_have_computed_on() -> None:
                 partials_of(LAYOUT, 2, [0]),
                 step=STEP,
                 progress_timeout_s=0.2,
-                counts=told.is_set,
+                counts=heard.is_set,
             )
         assert time.monotonic() - begun_s >= 0.5
         timer.join()
@@ -391,10 +391,10 @@ def test_after_an_abort_another_quorum_gives_the_undisturbed_bits() -> None:
     before = [[buffer.copy() for node in mine.nodes for buffer in regions_of(mine, node)] for mine in held]
     with mesh([[0], [1, 2], [3, 4]], quorum_id=4) as links:
         links[2].close()
-        assert all(isinstance(one, ExchangeFailed) for one in exchange_all(links[:2], held[:2]))
+        assert all(isinstance(each, ExchangeFailed) for each in exchange_all(links[:2], held[:2]))
     after = [[buffer for node in mine.nodes for buffer in regions_of(mine, node)] for mine in held]
-    for one, other in zip(before, after, strict=True):
-        assert_same_bits(one, other)
+    for each, other in zip(before, after, strict=True):
+        assert_same_bits(each, other)
     lost: Partials = partials_of(layout, 5, [3, 4])
     assert lost.nodes == held[2].nodes
     survivors = [partials_of(layout, 5, [0, 3]), partials_of(layout, 5, [1, 2, 4])]
@@ -481,8 +481,10 @@ def test_a_peer_that_is_silent_is_said_while_another_moves_bytes(
     monkeypatch.setattr(_patience, "SLOW_WAIT_S", 1.0)
     while silent_beside_a_trickle(patience_s=2.0) is None:
         caplog.clear()
-    (said,) = [record.getMessage() for record in caplog.records if "is still waiting" in record.getMessage()]
-    assert "is still waiting for group 'group-2' (memory:2) after" in said
+    (logged,) = [
+        record.getMessage() for record in caplog.records if "is still waiting" in record.getMessage()
+    ]
+    assert "is still waiting for group 'group-2' (memory:2) after" in logged
 
 
 def test_an_exchange_that_takes_long_while_bytes_move_is_said_and_again_each_time_that_has_doubled(
@@ -519,9 +521,9 @@ def test_an_exchange_that_takes_long_while_bytes_move_is_said_and_again_each_tim
         return [record.getMessage() for record in caplog.records]
 
     with caplog.at_level(logging.INFO, logger="jaxft"):
-        said = trickle(1, 22.0)
-        assert [re.findall(r"(\d+) s so far", text) for text in said] == [["5"], ["10"], ["20"]]
-        assert said[0] == (
+        logged = trickle(1, 22.0)
+        assert [re.findall(r"(\d+) s so far", text) for text in logged] == [["5"], ["10"], ["20"]]
+        assert logged[0] == (
             "The exchange of step 1 in quorum 4 takes long: 5 s so far. Its bytes still move, so there is no limit. "
             "It is not finished with group 'group-1' (memory:1)."
         )

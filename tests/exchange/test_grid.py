@@ -329,10 +329,10 @@ def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.Monkey
             assert over.wait(patience.FAR_S)
 
         def form_the_next_quorum() -> None:
-            others = [one for number, one in enumerate(links) if number not in (4, *column)]
+            others = [each for number, each in enumerate(links) if number not in (4, *column)]
             with contextlib.ExitStack() as at_the_end:
                 at_the_end.callback(over.set)
-                patience.until(lambda: all(one.row.closed for one in others), "all but its column to fail")
+                patience.until(lambda: all(each.row.closed for each in others), "all but its column to fail")
                 for number in column:
                     links[number].row.abort.set("a new quorum")
                 patience.until(
@@ -638,7 +638,7 @@ def test_nothing_is_left_open_where_some_cannot_be_reached(monkeypatch: pytest.M
         outcomes = quorum_of(made, 2, (0, 1, 3), links, range(4), lambda n: Abort() if n == 1 else stop)
         timer.join()
         assert [type(outcome) for outcome in outcomes.values()] == [ExchangeFailed, GridLinks, ExchangeFailed]
-        for one in (absent, outcomes[1]):
-            one.close()
+        for each in (absent, outcomes[1]):
+            each.close()
         del absent, outcomes
     assert open_sockets() <= before

@@ -88,7 +88,9 @@ def test_any_members_with_any_lanes_get_numpys_bits(  # noqa: PLR0913 (drawn by 
             for strand in range(strands)
         ]
         lanes = [
-            make(one, task) for links, _ in every for make, one, task in zip(made, links, tasks, strict=False)
+            make(each, task)
+            for links, _ in every
+            for make, each, task in zip(made, links, tasks, strict=False)
         ]
         run(lanes, [wire for _, wires in every for wire in wires.values()])
         for lane in lanes:
@@ -122,7 +124,8 @@ def test_a_stream_may_be_cut_at_every_byte(piece: int, *, sealed: bool) -> None:
     ):
         make = compiled_lane(loaded(None))
         lanes = [
-            make(one, task_of(partials_of(layout, 3, mine))) for one, mine in zip(links, shards, strict=True)
+            make(each, task_of(partials_of(layout, 3, mine)))
+            for each, mine in zip(links, shards, strict=True)
         ]
         run(lanes, list(wires.values()))
         wanted = reference_means(layout.specs, 3)
@@ -245,7 +248,7 @@ def test_a_result_is_freed_with_its_last_view(monkeypatch: pytest.MonkeyPatch) -
             means = exchange_all(links, [partials_of(layout, 2, [k]) for k in range(2)])
             alive = [weakref.ref(leaf.base) for member in means for leaf in member if leaf.size]
             del means
-            assert [one() for one in alive] == [None] * len(alive)
+            assert [each() for each in alive] == [None] * len(alive)
         finally:
             gc.enable()
 

@@ -44,12 +44,12 @@ def listeners(count: int, key: DataKey | None = None) -> Iterator[list[Listener]
     try:
         yield made
     finally:
-        for one in made:
-            one.close()
+        for each in made:
+            each.close()
 
 
 def members_of(made: Sequence[Listener], shards: Sequence[Sequence[int]]) -> list[Peer]:
-    return peers_of(shards, [f"127.0.0.1:{one.port}" for one in made])
+    return peers_of(shards, [f"127.0.0.1:{each.port}" for each in made])
 
 
 def open_links(  # noqa: PLR0913 (by name: those of `open_links`, with defaults)
@@ -102,8 +102,8 @@ def test_members_connect_and_exchange_quorum_after_quorum() -> None:
             )
             for means in exchange_all(links, [partials_of(layout, 4, held) for held in shards]):
                 assert_same_bits(means, reference_means(MIXED, 4))
-            for one in links:
-                one.close()
+            for each in links:
+                each.close()
 
 
 def test_a_lone_member_opens_nothing() -> None:
@@ -151,8 +151,8 @@ def test_a_peer_that_takes_long_to_dial_is_said_once(
         members = [replace(first, ranks=2), second]
         with pytest.raises(ExchangeFailed, match=r"rank 0 of group 'group-0' at .* did not connect"):
             open_links(made[1], members, 1, wait_s=1.0)
-    (said,) = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
-    assert said == (
+    (logged,) = [record.getMessage() for record in caplog.records if "still waiting" in record.getMessage()]
+    assert logged == (
         f"The exchange of group 'group-1' in quorum 1 is still waiting to connect to rank 0 of group 'group-0' "
         f"({first.address}) after 0 s. The limit on a time without progress is 1 s."
     )
@@ -179,9 +179,9 @@ def test_who_still_computes_is_waited_for() -> None:
                 lambda: open_links(made[1], members, 1, patience=Patience(0.01, counts=counts)),
             ]
         )
-        for one in outcomes:
-            assert isinstance(one, Links), one
-            one.close()
+        for each in outcomes:
+            assert isinstance(each, Links), each
+            each.close()
 
 
 def test_a_silent_peer_hides_no_other() -> None:
@@ -189,7 +189,7 @@ def test_a_silent_peer_hides_no_other() -> None:
     connected = {0: threading.Event(), 2: threading.Event()}
 
     def time_counts() -> bool:
-        return all(one.is_set() for one in connected.values())
+        return all(each.is_set() for each in connected.values())
 
     with listeners(3) as made, silent_address() as silent:
         addresses = [f"127.0.0.1:{made[0].port}", silent, f"127.0.0.1:{made[2].port}"]
@@ -247,17 +247,17 @@ def test_closing_links_tells_peers_that_dial_late() -> None:
     with listeners(2) as made:
         members = members_of(made, [[0], [1]])
         links = together([lambda me=me: open_links(made[me], members, me) for me in range(2)])
-        for one in links:
-            one.close()
-            one.close()  # idempotent
+        for each in links:
+            each.close()
+            each.close()  # idempotent
         with pytest.raises(ExchangeFailed, match="Quorum 1 is over here"):
             open_links(made[0], members, 0)
 
 
 def connect_and_fail_to_connect(made: Sequence[Listener]) -> None:
     members = members_of(made, [[0], [1], [2]])
-    for one in together([lambda me=me: open_links(made[me], members, me) for me in range(3)]):
-        one.close()
+    for each in together([lambda me=me: open_links(made[me], members, me) for me in range(3)]):
+        each.close()
     gone = [*members[:2], Peer("group-2", 1, UNUSED_ADDRESS, (2,))]
     outcomes = together([lambda me=me: open_links(made[me], gone, me, quorum_id=2) for me in range(2)])
     assert all(isinstance(outcome, ExchangeFailed) for outcome in outcomes)
@@ -302,21 +302,21 @@ class Members:
 
     def ports(self) -> dict[tuple[int, int], tuple[int, int]]:
         """Both ports of each connection, by the numbers of its ends: other ones if it is another connection."""
-        names = [one.group for one in members_of(self.made, SHARDS)]
+        names = [each.group for each in members_of(self.made, SHARDS)]
         return {
             (number, names.index(links.members[peer].group)): (
-                one.sock.getsockname()[1],
-                one.sock.getpeername()[1],
+                each.sock.getsockname()[1],
+                each.sock.getpeername()[1],
             )
             for number, links in self.links.items()
-            for peer, one in links.connections.items()
+            for peer, each in links.connections.items()
         }
 
     def exchange(self) -> None:
         """Check that what travels over the links comes to the right bits."""
         layout, links = Layout.of(MIXED), list(self.links.values())
-        shards = {one.group: one.shards for one in members_of(self.made, SHARDS)}
-        mine = [shards[one.members[one.me].group] for one in links]
+        shards = {each.group: each.shards for each in members_of(self.made, SHARDS)}
+        mine = [shards[each.members[each.me].group] for each in links]
         assert sorted(shard for held in mine for shard in held) == list(range(len(links)))
         for means in exchange_all(links, [partials_of(layout, len(links), held) for held in mine]):
             assert_same_bits(means, reference_means(MIXED, len(links)))
@@ -327,8 +327,8 @@ def three(request: pytest.FixtureRequest) -> Iterator[Members]:
     with listeners(3, request.param) as made:
         members = Members(made)
         yield members
-        for one in members.links.values():
-            one.close()
+        for each in members.links.values():
+            each.close()
 
 
 def test_connections_stay_when_the_quorum_changes(three: Members) -> None:
@@ -440,7 +440,7 @@ def test_who_does_not_go_on_is_blamed_alone(three: Members, silent: int) -> None
     connected = {number: threading.Event() for number in others}
 
     def time_counts() -> bool:
-        return all(one.is_set() for one in connected.values())
+        return all(each.is_set() for each in connected.values())
 
     outcomes = together(
         [
@@ -473,9 +473,9 @@ def test_what_an_aborted_wait_would_have_taken_is_closed() -> None:
                 lambda: open_links(made[1], members, 1, quorum_id=2, wait_s=5.0),
             ]
         )
-        assert all(isinstance(one, Links) for one in both), both
-        for one in both:
-            one.close()
+        assert all(isinstance(each, Links) for each in both), both
+        for each in both:
+            each.close()
         del caught
 
 
@@ -493,7 +493,7 @@ def test_links_that_cannot_open_leave_their_connections_to_the_owner(
         open_links(three.made[0], members_of(three.made, SHARDS), 0, quorum_id=2, before=before)
     assert len(before.connections) == 2
     before.close()
-    assert {one.sock.fileno() for one in before.connections.values()} == {-1}
+    assert {each.sock.fileno() for each in before.connections.values()} == {-1}
 
 
 def test_a_connection_that_is_refused_restarts_the_clock(three: Members) -> None:
@@ -593,8 +593,8 @@ def test_nothing_is_left_open_when_quorums_change() -> None:
             for gone in set(three.links) - set(numbers):
                 three.links.pop(gone).close()
         outcomes = three.quorum(9, (0, 1), wait_s=0.0) + three.quorum(10, (2, 1), wait_s=0.0)
-        for one in [*three.links.values(), *outcomes]:
-            if isinstance(one, Links):
-                one.close()
-        del three, outcomes, one, made
+        for each in [*three.links.values(), *outcomes]:
+            if isinstance(each, Links):
+                each.close()
+        del three, outcomes, each, made
     assert descriptors() <= before

@@ -131,7 +131,7 @@ def hears(by: str, *streams: bytes) -> tuple[list[object], tuple[int, ...]]:
         return outcomes, counts(links[0].connections[1])
 
 
-def said() -> list[bytes]:
+def stream_of() -> list[bytes]:
     """The frames of an honest peer."""
     return frames(recorded(LAYOUT, [[0], [1]], sealed=True, by="python")[1, 0])
 
@@ -145,20 +145,20 @@ def _small_chunks():
 @pytest.mark.parametrize("by", LANES)
 class TestOfThePeersFrames:
     def test_the_true_ones_are_taken(self, by: str) -> None:
-        honest = said()
+        honest = stream_of()
         assert len(honest) > 3
         outcomes, (_, incoming) = hears(by, b"".join(honest))
         assert outcomes == ["done"]
         assert incoming == len(honest)
 
     def test_a_forged_one_is_refused(self, by: str) -> None:
-        first, *rest = said()
+        first, *rest = stream_of()
         body = first[: -Macs.size_bytes]
         forged = body + Macs(b"x" * 32).tag(body[:HEADER_BYTES], body[HEADER_BYTES:])
         assert hears(by, forged + b"".join(rest))[0] == [DAMAGED]
 
     def test_a_flipped_bit_is_refused(self, by: str) -> None:
-        first, *rest = said()
+        first, *rest = stream_of()
         places = [HEADER_BYTES, len(first) // 2, *range(len(first) - Macs.size_bytes - 1, len(first))]
         for at in places:
             flipped = bytearray(first)
@@ -167,12 +167,12 @@ class TestOfThePeersFrames:
 
     def test_a_replayed_exchange_is_refused(self, by: str) -> None:
         """Of the same step, so that only the count of frames tells."""
-        stream = b"".join(said())
+        stream = b"".join(stream_of())
         assert hears(by, stream, stream)[0] == ["done", DAMAGED]
 
     def test_reordered_ones_are_refused(self, by: str) -> None:
         """A result and a partial sum, which the headers allow in any order."""
-        honest = said()
+        honest = stream_of()
         kinds = [frame[_KIND] for frame in honest]
         at = kinds.index(RESULT)
         assert kinds[at - 1] == PARTIAL
@@ -180,7 +180,7 @@ class TestOfThePeersFrames:
         assert hears(by, b"".join(honest))[0] == [DAMAGED]
 
     def test_an_abort_in_the_middle_leaves_pythons_counts(self, by: str) -> None:
-        some = b"".join(said()[:2]) + b"JXFT"
+        some = b"".join(stream_of()[:2]) + b"JXFT"
         assert hears(by, some) == hears("python", some)
         assert hears(by, some)[1][1] == 2
 
@@ -189,7 +189,7 @@ def test_without_the_instructions_python_makes_them(monkeypatch: pytest.MonkeyPa
     library = replace(loaded("baseline"), macs=None)
     with wired([[0], [1]], sealed=True, pieces=lambda: itertools.repeat(999)) as (links, wires):
         made = compiled_lane(library)
-        lanes = [made(one, task_of(partials_of(LAYOUT, 2, [k]))) for k, one in enumerate(links)]
+        lanes = [made(each, task_of(partials_of(LAYOUT, 2, [k]))) for k, each in enumerate(links)]
         monkeypatch.setattr(Macs, "tag", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(lanes, list(wires.values()))

@@ -97,11 +97,11 @@ def test_results_are_fresh_aligned_and_contiguous() -> None:
     partials = partials_of(LAYOUT, 2, [0, 1])
     first, second = partials.mean_alone(), partials.mean_alone()
     assert_same_bits(first, second)
-    for one, other, spec in zip(first, second, MIXED, strict=True):
-        assert not np.shares_memory(one, other)
-        assert (one.shape, one.dtype.name) == (spec.shape, spec.result_dtype)
-        assert one.flags.c_contiguous
-        assert one.ctypes.data % 64 == 0
+    for each, other, spec in zip(first, second, MIXED, strict=True):
+        assert not np.shares_memory(each, other)
+        assert (each.shape, each.dtype.name) == (spec.shape, spec.result_dtype)
+        assert each.flags.c_contiguous
+        assert each.ctypes.data % 64 == 0
 
 
 def test_contributions_are_copied() -> None:

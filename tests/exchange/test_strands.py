@@ -253,8 +253,8 @@ def test_all_strands_say_once_that_a_peer_is_slow(
         monkeypatch.setattr(LongWaits, "to_say", _of(said_by))
         for means in exchange_all(members):
             assert_same_bits(means, reference_means(BIG, 3))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "is still waiting for group 'group-1' (" in said
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert "is still waiting for group 'group-1' (" in logged
 
 
 def _of(waits: LongWaits) -> Any:

@@ -189,7 +189,7 @@ def fetcher(
     group: str = "joiner",
     **options: Any,
 ) -> Fetcher:
-    named = [one.at if isinstance(one, Donor) else DonorAt(one[0], 1, one[1]) for one in donors]
+    named = [each.at if isinstance(each, Donor) else DonorAt(each[0], 1, each[1]) for each in donors]
     return Fetcher(
         job="job",
         group=group,
@@ -219,13 +219,13 @@ def fetch_state(
 def manifest(sock: socket.socket, leaves: Sequence[Any], *, step: int = 0, **changes: Any) -> None:
     """What a good donor answers to the first request."""
     types = [type_of(leaf) for leaf in leaves]
-    listed = [[list(one.shape), one.dtype] for one in types]
-    said = {"step": step, "leaves": listed, "stripe": [0, 1], "live": True, **changes}
-    send_text(sock, Status.OK, json.dumps(said))
+    listed = [[list(each.shape), each.dtype] for each in types]
+    sent = {"step": step, "leaves": listed, "stripe": [0, 1], "live": True, **changes}
+    send_text(sock, Status.OK, json.dumps(sent))
 
 
-def send_text(sock: socket.socket, status: Status, said: str | bytes) -> None:
-    data = said if isinstance(said, bytes) else said.encode()
+def send_text(sock: socket.socket, status: Status, sent: str | bytes) -> None:
+    data = sent if isinstance(sent, bytes) else sent.encode()
     sock.sendall(tagged(Reply(status, 0, len(data)), data))
 
 

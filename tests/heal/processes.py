@@ -107,9 +107,9 @@ def donors(
     """Processes that hold the same state, pinned, and the means of some steps; `striped`: a stripe of it each."""
     made = [DonorProcess(name) for name in names]
     try:
-        for number, one in enumerate(made):
-            one.ask("hold", size_mb, steps, Stripe(number, len(made)) if striped else WHOLE)
+        for number, each in enumerate(made):
+            each.ask("hold", size_mb, steps, Stripe(number, len(made)) if striped else WHOLE)
         yield made
     finally:
-        for one in made:
-            one.end()
+        for each in made:
+            each.end()

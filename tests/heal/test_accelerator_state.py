@@ -53,7 +53,7 @@ def overwritten(leaves: list[jax.Array]) -> list[jax.Array]:
         if not key and leaf.sharding.memory_kind == "device"
     ]
     step = jax.jit(
-        lambda given: [one + jnp.ones((), one.dtype) for one in given],
+        lambda given: [each + jnp.ones((), each.dtype) for each in given],
         donate_argnums=0,
         out_shardings=[leaf.sharding for leaf in plain],
     )
@@ -291,8 +291,8 @@ def test_two_stripes_share_what_states_may_take_of_pinned_memory(monkeypatch: py
     store.publish(STEP, [jnp.asarray(values((1000,))), jnp.asarray(values((1000,)))])
     for number, stripe in enumerate(STRIPES):
         store.pin(number, STEP, stripe=stripe)
-    assert sorted(one.pinned_bytes for one in store._snapshots.values()) == [0, 4000]
-    assert [one.copied_bytes for one in store._snapshots.values()] == [4000, 4000]
+    assert sorted(each.pinned_bytes for each in store._snapshots.values()) == [0, 4000]
+    assert [each.copied_bytes for each in store._snapshots.values()] == [4000, 4000]
 
 
 def test_memory_that_was_not_pinned_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,4 +380,4 @@ def test_nothing_is_copied_on_cpu_before_it_is_overwritten() -> None:
         store.publish(STEP, state()[:2])
         store.pin(1, STEP)
         assert store._snapshots[STEP, WHOLE].copied_bytes == 0
-    assert {one.name for one in set(threading.enumerate()) - threads} == set()
+    assert {each.name for each in set(threading.enumerate()) - threads} == set()

@@ -70,8 +70,8 @@ def test_a_mixed_state_from_one_donor() -> None:
 
 def test_stripes_from_two_donors(big: list[np.ndarray]) -> None:
     with donor("a", big) as a, donor("b", big) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
         both_serve(a, b)
         assert same_bits(fetch_state(fetcher, 0, like(big)), big)
         until(lambda: a.served[Kind.STATE] + b.served[Kind.STATE] == 40, "both servers to have counted")
@@ -85,8 +85,8 @@ def test_each_chunk_that_arrives_is_progress(big: list[np.ndarray]) -> None:
     moved: list[int] = []
     with donor("a", big) as a, donor("b", big) as b:
         with joiner(a, b, moved=lambda: moved.append(1)) as fetcher:
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
             fetch_state(fetcher, 0, like(big))
     assert len(moved) == 40
 
@@ -178,8 +178,8 @@ def test_other_leaves_are_named(theirs: list[np.ndarray], reason: str) -> None:
 def test_a_donor_with_other_leaves_is_no_harm_beside_a_good_one() -> None:
     state = [values((4, 3))]
     with donor("a", [values((3, 4))]) as a, donor("b", state) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
         assert same_bits(fetch_state(fetcher, 0, like(state)), state)
 
 
@@ -208,9 +208,9 @@ def test_all_donors_gone_are_all_named() -> None:
     with donor("a", mixed_state()) as a, donor("b", mixed_state()) as b:
         nowhere = ("c", "127.0.0.1:1")
         with joiner(a, b, nowhere) as fetcher:
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
-                one.store.release(HEAL)
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
+                each.store.release(HEAL)
             with pytest.raises(HealFailed) as failure:
                 fetch_state(fetcher, 0, mixed_state())
         for reason in ("a: heal 5 is over", "b: heal 5 is over", "c: Cannot connect"):
@@ -230,9 +230,9 @@ def test_means_are_waited_for_until_they_are_committed(monkeypatch: pytest.Monke
     means = [values((300, 7)), values((5,), "bfloat16"), values((), "float32")]
     polls: list[int] = []
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
-            one.store.means = watched(one.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
+            each.store.means = watched(each.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
         fetched = in_thread(lambda: fetcher.means(0, specs_of(means), cancel=Abort()))
         until(lambda: len(polls) > 5, "several polls")
         b.store.log(0, means)  # the other one is behind
@@ -278,17 +278,17 @@ def test_waiting_longer_than_the_timeout_of_an_idle_donor_drops_nobody(
     polls: list[int] = []
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
         with joiner(a, b) as fetcher, caplog.at_level(logging.WARNING, "jaxft"):
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
-                one.store.means = watched(one.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
+                each.store.means = watched(each.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
             began_s = time.monotonic()
             fetched = in_thread(lambda: fetcher.means(0, specs_of([values((9,))]), cancel=Abort()))
             until(
                 lambda: time.monotonic() > began_s + 3 * stall_s,
                 "thrice the patience with one that stands still",
             )
-            for one in (a, b):
-                one.store.log(0, [values((9,))])
+            for each in (a, b):
+                each.store.log(0, [values((9,))])
             fetched()
         assert not caplog.records
 
@@ -303,33 +303,33 @@ def test_each_donor_that_is_not_ready_for_long_is_named_once(
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
         with joiner(a, b) as fetcher, caplog.at_level(logging.INFO, "jaxft"):
 
-            def told(part: int) -> list[str]:
-                texts = [one.getMessage() for one in caplog.records]
+            def waits(part: int) -> list[str]:
+                texts = [each.getMessage() for each in caplog.records]
                 return sorted(text[:31] for text in texts if text.endswith(why[part]))
 
             fetched = in_thread(lambda: fetch_state(fetcher, 0, [values((3,))]))
-            until(lambda: len(told(0)) == 2, "both to be named")
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
-                one.store.means = watched(one.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
+            until(lambda: len(waits(0)) == 2, "both to be named")
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
+                each.store.means = watched(each.store, polls)  # pyright: ignore[reportAttributeAccessIssue]
             fetched()
             fetched = in_thread(lambda: fetcher.means(0, specs_of([values((9,))]), cancel=Abort()))
-            until(lambda: len(told(1)) == 2, "both to be named again")
+            until(lambda: len(waits(1)) == 2, "both to be named again")
             seen = len(polls)
             until(lambda: len(polls) > seen + 20, "more polls")
-            for one in (a, b):
-                one.store.log(0, [values((9,))])
+            for each in (a, b):
+                each.store.log(0, [values((9,))])
             fetched()
     for part in why:
-        assert told(part) == ["Still waiting for donor a to be", "Still waiting for donor b to be"]
+        assert waits(part) == ["Still waiting for donor a to be", "Still waiting for donor b to be"]
 
 
 def test_means_that_never_come_fail_the_heal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "LONG_POLL_S", 0.02)
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b:
         with joiner(a, b, timeout_s=1.5) as fetcher:
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
             with pytest.raises(HealFailed) as failure:
                 fetcher.means(0, specs_of([values((9,))]), cancel=Abort())
     for name in "ab":
@@ -342,8 +342,8 @@ def test_a_donor_that_is_behind_holds_nothing_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_server, "LONG_POLL_S", LONG_S)
     means = [values((8 * MB,), "uint8")]
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
         for step in range(3):
             b.store.log(step, means)
             fetched = in_thread(lambda step=step: fetcher.means(step, specs_of(means), cancel=Abort()))
@@ -357,10 +357,10 @@ def test_a_donor_that_is_behind_holds_nothing_up(monkeypatch: pytest.MonkeyPatch
 def test_a_donor_that_has_left_the_job_is_dropped_at_once(caplog: pytest.LogCaptureFixture) -> None:
     means = [values((9,))]
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
-            one.store.log(0, means)
-            one.store.publish(1, [values((3,))])
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
+            each.store.log(0, means)
+            each.store.publish(1, [values((3,))])
         a.store.end_log()
         assert same_bits(fetcher.means(0, specs_of(means), cancel=Abort()), means)
         assert not caplog.records
@@ -375,16 +375,16 @@ def test_what_the_joiner_holds_is_let_go_by_all_donors() -> None:
     state = [values((12 * MB,), "uint8")]
     means = [values((12 * MB,), "uint8", 1)]
     with donor("a", state) as a, donor("b", state) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
         both_serve(a, b)
         fetch_state(fetcher, 0, state)
         until(lambda: not a.store._snapshots and not b.store._snapshots, "both to let go of the state")
         for step in range(4):
-            for one in (a, b):
-                one.store.log(step, means)
-                one.store.before_donation()
-                one.store.publish(step + 1, [values((3,))])
+            for each in (a, b):
+                each.store.log(step, means)
+                each.store.before_donation()
+                each.store.publish(step + 1, [values((3,))])
         both_serve(a, b)
         fetcher.means(3, specs_of(means), cancel=Abort())
         until(lambda: sorted(a.store._log) == sorted(b.store._log) == [3], "both to let go of their logs")
@@ -400,9 +400,9 @@ def both_serve(*donors: Donor) -> None:
 def test_several_chunks_of_means_from_two_donors() -> None:
     means = [values((MB, 5)), values((3,), "bfloat16")]
     with donor("a", [values((3,))]) as a, donor("b", [values((3,))]) as b, joiner(a, b) as fetcher:
-        for one in (a, b):
-            one.store.pin(HEAL, 0)
-            one.store.log(0, means)
+        for each in (a, b):
+            each.store.pin(HEAL, 0)
+            each.store.log(0, means)
         assert same_bits(fetcher.means(0, specs_of(means), cancel=Abort()), means)
         until(lambda: a.served[Kind.MEANS] + b.served[Kind.MEANS] == 21, "both servers to have counted")
 
@@ -417,8 +417,8 @@ def test_a_cancelled_fetch_ends_at_once(phase: str) -> None:
         if phase == "state":
             waiting = in_thread(lambda: fetch_state(fetcher, 0, [values((3,))], cancel))
         else:
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
             waiting = in_thread(lambda: fetcher.means(0, specs_of([values((9,))]), cancel=cancel))
         until(lambda: len(heal_threads()) >= 4, "both ends of both connections")
         ended_s: list[float] = []
@@ -517,9 +517,9 @@ def test_a_connection_that_the_donor_closed_between_two_requests_is_dialled_agai
 def test_several_joiners_at_once(big: list[np.ndarray]) -> None:
     with donor("a", big) as a, donor("b", big) as b:
         heals = range(10, 14)
-        for one in (a, b):
+        for each in (a, b):
             for heal_id in heals:
-                one.store.pin(heal_id, 0)
+                each.store.pin(heal_id, 0)
 
         def heal(heal_id: int) -> bool:
             with joiner(a, b, heal_id=heal_id, group=f"joiner-{heal_id}") as fetcher:
@@ -533,10 +533,10 @@ def test_nothing_is_left_behind() -> None:
     def once(*, spoil: bool) -> None:
         state = mixed_state()
         with donor("a", state) as a, donor("b", state) as b, joiner(a, b, ("c", "127.0.0.1:1")) as fetcher:
-            for one in (a, b):
-                one.store.pin(HEAL, 0)
+            for each in (a, b):
+                each.store.pin(HEAL, 0)
                 if spoil:
-                    one.store.release(HEAL)
+                    each.store.release(HEAL)
             if spoil:
                 with pytest.raises(HealFailed):
                     fetch_state(fetcher, 0, state)
@@ -581,8 +581,8 @@ def test_what_a_donor_says_is_quoted_in_part() -> None:
 
 
 def connection(one: Donor) -> Connection:
-    said = ConnectionRequest("heal", "job", "joiner", 3, one.name, one.incarnation, HEAL)
-    return dial(one.address, said, deadline_s=soon(), abort=None)
+    sent = ConnectionRequest("heal", "job", "joiner", 3, one.name, one.incarnation, HEAL)
+    return dial(one.address, sent, deadline_s=soon(), abort=None)
 
 
 def answer(sock: Connection, request: Request) -> tuple[str, int, bytes]:
@@ -598,9 +598,9 @@ def test_answers() -> None:
     with donor(leaves=[values((4, 4))], step=6) as one, connection(one) as sock:
         one.store.pin(HEAL, 6)
         one.store.log(6, means)
-        status, _, said = answer(sock, Request(Kind.MANIFEST, HEAL, 6))
+        status, _, sent = answer(sock, Request(Kind.MANIFEST, HEAL, 6))
         wanted = {"step": 6, "leaves": [[[4, 4], "float32"]], "stripe": [0, 1], "live": True}
-        assert (status, json.loads(said)) == ("OK", wanted)
+        assert (status, json.loads(sent)) == ("OK", wanted)
         assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1)) == ("OK", 0, values((4, 4)).tobytes())
         assert answer(sock, Request(Kind.MEANS, HEAL, 6)) == ("OK", 0, b"")
         assert answer(sock, Request(Kind.EDITS, HEAL, 6)) == ("OK", 0, b"")
@@ -638,7 +638,7 @@ def test_answers_to_what_is_not_there(
     monkeypatch.setattr(_server, "LONG_POLL_S", 0.01)
     with donor(leaves=[values((4, 4))], step=6) as one, connection(one) as sock:
         one.store.pin(HEAL, 6)
-        got, _, said = answer(sock, request_)
+        got, _, sent = answer(sock, request_)
         assert got == status
-        assert text in said
+        assert text in sent
         assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1))[0] == "OK", "the connection goes on"

@@ -71,7 +71,7 @@ def after_the_manifest(then: Callable[[socket.socket, Request], None]) -> Script
     return script
 
 
-def says(data: bytes) -> Script:
+def answers(data: bytes) -> Script:
     """Answers the first request with these bytes, and hears out whatever else the joiner says."""
 
     def script(sock: socket.socket, ask: Callable[[], Request]) -> None:
@@ -84,10 +84,10 @@ def says(data: bytes) -> Script:
     return script
 
 
-def says_text(said: str | bytes, status: Status = Status.OK) -> Script:
+def answers_text(given: str | bytes, status: Status = Status.OK) -> Script:
     def script(sock: socket.socket, ask: Callable[[], Request]) -> None:
         ask()
-        send_text(sock, status, said)
+        send_text(sock, status, given)
         ask()
 
     return script
@@ -119,24 +119,24 @@ def another_chunk(sock: socket.socket, chunk: int) -> None:
 
 SCRIPTS: dict[str, tuple[Script, str]] = {
     "it closes at once": (lambda *_: None, "closed the connection|reset|broke"),
-    "it closes after the request": (says(b""), "closed the connection"),
-    "garbage": (says(random.Random(1).randbytes(1000)), "is not a reply of healing"),
-    "no magic": (says(header(0, 0, 0, magic=7)), "magic 0x7"),
-    "unknown status": (says(header(9, 0, 0)), "a reply of status 9"),
-    "half a header": (says(header(0, 0, 0)[:10]), "closed the connection"),
-    "a huge manifest": (says(header(0, 0, 2**32 - 1)), "announced a text of 4294967295 bytes"),
-    "a manifest cut off": (says(header(0, 0, 5000) + b'{"step"'), "closed the connection"),
-    "a damaged manifest": (says(header(0, 0, 2) + b"{}" + bytes(8)), "answer was damaged"),
-    "no JSON": (says_text("request"), "manifest cannot be read"),
-    "not UTF-8": (says_text(b"\xff\xfe\x00"), "manifest cannot be read"),
-    "another JSON": (says_text("[1, 2]"), "manifest cannot be read"),
-    "nothing in it": (says_text("{}"), "manifest cannot be read"),
-    "deep JSON": (says_text("[" * 100_000), "manifest cannot be read"),
-    "leaves of nonsense": (says_text(json.dumps({"step": 0, "leaves": [3]})), "manifest cannot be read"),
-    "shapes of nonsense": (says_text('{"step": 0, "leaves": [[["x"], "f4"]]}'), "manifest cannot be read"),
-    "an endless shape": (says_text('{"step": 0, "leaves": [[[1e999], "f4"]]}'), "manifest cannot be read"),
-    "a step of nonsense": (says_text('{"step": [], "leaves": []}'), "manifest cannot be read"),
-    "a status that makes no sense": (says_text("so there", Status.BAD), "so there"),
+    "it closes after the request": (answers(b""), "closed the connection"),
+    "garbage": (answers(random.Random(1).randbytes(1000)), "is not a reply of healing"),
+    "no magic": (answers(header(0, 0, 0, magic=7)), "magic 0x7"),
+    "unknown status": (answers(header(9, 0, 0)), "a reply of status 9"),
+    "half a header": (answers(header(0, 0, 0)[:10]), "closed the connection"),
+    "a huge manifest": (answers(header(0, 0, 2**32 - 1)), "announced a text of 4294967295 bytes"),
+    "a manifest cut off": (answers(header(0, 0, 5000) + b'{"step"'), "closed the connection"),
+    "a damaged manifest": (answers(header(0, 0, 2) + b"{}" + bytes(8)), "answer was damaged"),
+    "no JSON": (answers_text("request"), "manifest cannot be read"),
+    "not UTF-8": (answers_text(b"\xff\xfe\x00"), "manifest cannot be read"),
+    "another JSON": (answers_text("[1, 2]"), "manifest cannot be read"),
+    "nothing in it": (answers_text("{}"), "manifest cannot be read"),
+    "deep JSON": (answers_text("[" * 100_000), "manifest cannot be read"),
+    "leaves of nonsense": (answers_text(json.dumps({"step": 0, "leaves": [3]})), "manifest cannot be read"),
+    "shapes of nonsense": (answers_text('{"step": 0, "leaves": [[["x"], "f4"]]}'), "manifest cannot be read"),
+    "an endless shape": (answers_text('{"step": 0, "leaves": [[[1e999], "f4"]]}'), "manifest cannot be read"),
+    "a step of nonsense": (answers_text('{"step": [], "leaves": []}'), "manifest cannot be read"),
+    "a status that makes no sense": (answers_text("so there", Status.BAD), "so there"),
     "a huge refusal": (after_the_manifest(lambda s, _: s.sendall(header(2, 0, 10_001))), "10001 bytes"),
     "gone, later": (
         chunks_then(2, lambda s, _: send_text(s, Status.GONE, "it is overwritten")),
@@ -397,7 +397,7 @@ def request() -> ConnectionRequest:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "given",
     [
         b"",
         b"GET / HTTP/1.1\r\n\r\n" + bytes(40),
@@ -409,10 +409,10 @@ def request() -> ConnectionRequest:
     ],
     ids=["nothing", "http", "garbage", "cut off", "unknown kind", "kind 0", "no magic"],
 )
-def test_a_hostile_joiner_ends_its_own_connection_only(said: bytes) -> None:
+def test_a_hostile_joiner_ends_its_own_connection_only(given: bytes) -> None:
     with donor(leaves=STATE) as one, dial(one.address, request(), deadline_s=soon(), abort=None).sock as sock:
         one.store.pin(HEAL, 0)
-        sock.sendall(said)
+        sock.sendall(given)
         with contextlib.suppress(OSError):  # the donor was quicker
             sock.shutdown(socket.SHUT_WR)
         assert_ended(sock)

@@ -50,7 +50,7 @@ def donated(store: StateStore, leaves: list[jax.Array]) -> list[bool]:
     store.before_donation()
     after = jax.block_until_ready(increase(leaves))
     store.publish(store._step + 1, after)
-    return [one == other for one, other in zip(before, pointers(after), strict=True)]
+    return [each == other for each, other in zip(before, pointers(after), strict=True)]
 
 
 def chunks_kept(store: StateStore, heal_id: int) -> list[int]:
@@ -196,7 +196,7 @@ def test_a_spread_leaf_is_let_go_too() -> None:
     store.before_donation()
     after = jax.block_until_ready(increase(leaves))
     where = [[shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards] for leaf in after]
-    assert [one == other for one, other in zip(before, where, strict=True)] == [True, False]
+    assert [each == other for each, other in zip(before, where, strict=True)] == [True, False]
     blob = store.state(1, deadline_s=NOW)[1]
     assert b"".join(read(blob, 1)) == wanted
     with pytest.raises(NotKept):

@@ -47,23 +47,23 @@ def both_at_it(fetcher: Fetcher, a: DonorProcess, b: DonorProcess, chunk: int) -
     a.ask("set_trap", chunk)
     b.ask("set_trap", 2)
     fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
-    for one in (a, b):
-        assert one.answer() == "in the trap"
+    for each in (a, b):
+        assert each.answer() == "in the trap"
     return fetched
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
 def test_all_donors_are_killed_and_all_are_named(names: str) -> None:
     with donors(names) as all_of_them:
-        with joiner(*(one.address for one in all_of_them)) as fetcher:
-            for one in all_of_them:
-                one.ask("set_trap", 3)
+        with joiner(*(each.address for each in all_of_them)) as fetcher:
+            for each in all_of_them:
+                each.ask("set_trap", 3)
             fetched = in_thread(lambda: fetch_state(fetcher, 0, zeros()))
-            for one in all_of_them:
-                assert one.answer() == "in the trap"
+            for each in all_of_them:
+                assert each.answer() == "in the trap"
             began_s = patience.machine_s()
-            for one in all_of_them:
-                kill(one)
+            for each in all_of_them:
+                kill(each)
             with pytest.raises(HealFailed) as failure:
                 fetched()
             assert patience.machine_s() - began_s < LONG_S / 2
@@ -196,6 +196,6 @@ def test_a_donor_that_is_stopped_with_its_stripe_ends_the_heal_soon(
 
 def test_four_donors_with_a_stripe_each() -> None:
     with donors("abcd", steps=1, striped=True) as all_of_them:
-        with joiner(*(one.address for one in all_of_them)) as fetcher:
+        with joiner(*(each.address for each in all_of_them)) as fetcher:
             assert same_bits(fetch_state(fetcher, 0, zeros()), state_of(SIZE_MB))
-            assert not any(one.failed for one in fetcher._donors)
+            assert not any(each.failed for each in fetcher._donors)

@@ -163,7 +163,7 @@ def test_leaves_of_a_first_state_that_are_no_jax_arrays() -> None:
     snapshot.capture()
     wanted = [jnp.asarray(leaf) for leaf in state]
     array_before = array.copy()
-    assert [one.dtype for one in leaves_of(snapshot.blob())] == [one.dtype for one in wanted]
+    assert [each.dtype for each in leaves_of(snapshot.blob())] == [each.dtype for each in wanted]
     assert same_bits(leaves_of(snapshot.blob()), wanted)
     array.setflags(write=False)
     assert raw(leaves_of(snapshot.blob())[3]) == array_before.tobytes()

@@ -58,10 +58,10 @@ def donors(
     """The first `count` of `of` donors, which keep a stripe each; `live`: of a state that is not donated yet."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(donor(f"group-{number}", state)) for number in range(count)]
-        for number, one in enumerate(made):
-            one.store.pin(HEAL, 0, stripe=Stripe(number, of or count))
+        for number, each in enumerate(made):
+            each.store.pin(HEAL, 0, stripe=Stripe(number, of or count))
             if not live:
-                donate(one)
+                donate(each)
         yield made
 
 
@@ -72,7 +72,7 @@ def donate(one: Donor) -> None:
 
 
 def states_sent(all_of_them: Sequence[Donor]) -> list[int]:
-    return [one.served[Kind.STATE] for one in all_of_them]
+    return [each.served[Kind.STATE] for each in all_of_them]
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -82,7 +82,7 @@ def test_a_state_of_which_each_donor_keeps_a_stripe(
 ) -> None:
     with donors(state, count, live=live) as keepers, joiner(*keepers) as fetcher:
         assert same_bits(fetch_state(fetcher, 0, like(state)), state)
-        assert not any(one.failed for one in fetcher._donors)
+        assert not any(each.failed for each in fetcher._donors)
         until(lambda: sum(states_sent(keepers)) == LEAVES, "the servers to have counted")
         if not live:
             shares = [sum(band * count // 12 == number for band in range(12)) for number in range(count)]
@@ -124,7 +124,7 @@ def test_a_stripe_that_no_donor_keeps_any_more_ends_the_heal_at_once(state: list
         wanted = r"no donor is left that keeps 4 of 12 chunks, from chunk 8 on \(c: .*refused"
         with pytest.raises(HealFailed, match=wanted):
             fetch_state(fetcher, 0, like(state))
-        assert not any(one.failed for one in fetcher._donors[:2]), "they did nothing wrong"
+        assert not any(each.failed for each in fetcher._donors[:2]), "they did nothing wrong"
     assert patience.machine_s() - began_s < 5
 
 
@@ -142,8 +142,8 @@ def test_a_lost_stripe_is_no_loss_while_the_state_of_another_donor_is_live(state
         donate(keepers[2])
         keepers[2].store.release(HEAL)
         with joiner(*keepers) as fetcher:
-            for one in keepers[:2]:
-                one.before_chunks = lambda: until(
+            for each in keepers[:2]:
+                each.before_chunks = lambda: until(
                     lambda: fetcher._donors[2].failed, "the third to be dropped"
                 )
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
@@ -170,8 +170,8 @@ def test_a_donor_dies_before_within_or_after_its_stripe(sent: int, state: list[n
         sock.shutdown(socket.SHUT_RDWR)
 
     with donors(state, 2, of=3) as keepers, hostile("dies", script) as third:
-        for one in keepers:
-            one.before_chunks = lambda: others_may.wait(LONG_S)
+        for each in keepers:
+            each.before_chunks = lambda: others_may.wait(LONG_S)
         with joiner(*keepers, third) as fetcher:
             if sent == 4:
                 assert same_bits(fetch_state(fetcher, 0, like(state)), state)
@@ -188,11 +188,11 @@ def test_what_was_lost_is_found_again_at_a_newer_step(state: list[np.ndarray]) -
     with donors(state, 2, of=3) as keepers:
         with joiner(*keepers) as fetcher, pytest.raises(HealFailed, match="keeps 4 of 12 chunks"):
             fetch_state(fetcher, 0, like(state))
-        for one in keepers:
-            one.store.release(HEAL)
-            one.store.publish(1, newer)
-            one.store.pin(HEAL + 1, 1)
-            one.store.before_donation()
+        for each in keepers:
+            each.store.release(HEAL)
+            each.store.publish(1, newer)
+            each.store.pin(HEAL + 1, 1)
+            each.store.before_donation()
         with joiner(*keepers, heal_id=HEAL + 1) as fetcher:
             assert same_bits(fetch_state(fetcher, 1, like(state)), newer)
         assert not keepers[0].store._log
@@ -218,7 +218,7 @@ def test_what_is_asked_for_too_late_is_fetched_from_its_keeper(state: list[np.nd
         with joiner(quick, slow) as fetcher:
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
             assert quick_is_done.is_set()
-            assert not any(one.failed for one in fetcher._donors)
+            assert not any(each.failed for each in fetcher._donors)
 
 
 def test_a_slow_donor_is_helped_by_one_whose_state_is_live(
@@ -245,7 +245,7 @@ def test_a_donor_that_alone_keeps_its_stripe_has_time_for_a_large_leaf(
         slow.before_chunks = lambda: time.sleep(2 * stall_s)  # the wait itself
         with joiner(quick, slow) as fetcher:
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
-            assert not any(one.failed for one in fetcher._donors)
+            assert not any(each.failed for each in fetcher._donors)
 
 
 def test_a_donor_that_stands_still_with_its_stripe_ends_the_heal_in_half_the_time(
@@ -297,7 +297,7 @@ def test_a_donor_that_says_late_what_it_keeps_is_waited_for(
         b.before_chunks = lambda: late.set() if b.served[Kind.STATE] else None
         with joiner(a, b, c) as fetcher:
             assert same_bits(fetch_state(fetcher, 0, like(state)), state)
-            assert not any(one.failed for one in fetcher._donors)
+            assert not any(each.failed for each in fetcher._donors)
 
 
 def test_steps_beside_the_fetch_at_any_moment() -> None:
@@ -321,16 +321,16 @@ def test_steps_beside_the_fetch_at_any_moment() -> None:
                     asked.append(1)
                     if len(asked) != moment:
                         return
-                    for one, mine in zip(both, leaves, strict=True):
-                        one.store.before_donation()
-                        one.store.publish(1, jax.block_until_ready(increase(mine)))
+                    for each, mine in zip(both, leaves, strict=True):
+                        each.store.before_donation()
+                        each.store.publish(1, jax.block_until_ready(increase(mine)))
 
-            for number, one in enumerate((a, b)):
-                one.store.pin(HEAL, 0, stripe=Stripe(number, 2))
-                one.before_chunks = before
+            for number, each in enumerate((a, b)):
+                each.store.pin(HEAL, 0, stripe=Stripe(number, 2))
+                each.before_chunks = before
             with joiner(a, b) as fetcher:
                 assert same_bits(fetch_state(fetcher, 0, like(wanted)), wanted)
-                assert not any(one.failed for one in fetcher._donors)
+                assert not any(each.failed for each in fetcher._donors)
 
 
 # ---- two joiners ----
@@ -358,8 +358,8 @@ def test_two_joiners_with_other_divisions_at_once(state: list[np.ndarray]) -> No
 def test_means_are_whole_at_each_donor(state: list[np.ndarray]) -> None:
     with donors(state, 3) as keepers, joiner(*keepers) as fetcher:
         fetch_state(fetcher, 0, like(state))
-        for one in keepers[1:]:
-            one.store.release(HEAL)
+        for each in keepers[1:]:
+            each.store.release(HEAL)
         means = [np.zeros(3, np.float32)]
         assert same_bits(fetcher.means(0, specs_of(means), cancel=Abort()), means)
 

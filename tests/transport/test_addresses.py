@@ -131,7 +131,7 @@ def test_a_route_that_comes_later_is_found_with_a_line(
     asked = resolver(UNKNOWN, OSError(errno.ENETUNREACH, "Network is unreachable"), UNKNOWN, HERE)
     assert own_address("later:1", 60.0) == "127.0.0.1"
     assert len(asked.asked) == 4
-    assert [one for one in caplog.messages if "route to the coordinator: later:1: [Errno -2] Name" in one]
+    assert [each for each in caplog.messages if "route to the coordinator: later:1: [Errno -2] Name" in each]
     assert len(caplog.messages) == 1
 
 

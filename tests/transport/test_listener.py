@@ -59,9 +59,9 @@ def soon(wait_s: float = patience.FAR_S) -> float:
 
 
 def call(
-    listener: Listener, said: ConnectionRequest | None = None, *, wait_s: float = patience.FAR_S
+    listener: Listener, sent: ConnectionRequest | None = None, *, wait_s: float = patience.FAR_S
 ) -> socket.socket:
-    return dial(f"127.0.0.1:{listener.port}", said or request(), deadline_s=soon(wait_s)).sock
+    return dial(f"127.0.0.1:{listener.port}", sent or request(), deadline_s=soon(wait_s)).sock
 
 
 def take(
@@ -71,9 +71,9 @@ def take(
     return listener.take(group="group-1", deadline_s=soon(wait_s), abort=abort, **fields).sock
 
 
-def unknown(listener: Listener, said: bytes = b"") -> socket.socket:
+def unknown(listener: Listener, sent: bytes = b"") -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", listener.port), timeout=patience.FAR_S)
-    sock.sendall(said)
+    sock.sendall(sent)
     return sock
 
 
@@ -84,9 +84,9 @@ def assert_ended(sock: socket.socket) -> None:
         return
 
 
-def assert_open(listener: Listener, said: ConnectionRequest | None = None) -> None:
+def assert_open(listener: Listener, sent: ConnectionRequest | None = None) -> None:
     """A real peer is still served."""
-    with call(listener, said) as theirs, take(listener) as ours:
+    with call(listener, sent) as theirs, take(listener) as ours:
         theirs.sendall(b"ping")
         assert ours.recv(4) == b"ping"
 
@@ -281,7 +281,7 @@ def test_closing_ends_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
@@ -292,9 +292,9 @@ def test_closing_ends_everything() -> None:
     ],
     ids=["http", "tls", "zeros", "ones", "answer", "grpc"],
 )
-def test_garbage_is_dropped_without_an_answer(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_is_dropped_without_an_answer(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="jaxft"), listening() as listener:
-        with unknown(listener, said) as sock:
+        with unknown(listener, sent) as sock:
             assert_ended(sock)
         assert_open(listener)
     assert any("in the handshake: it begins with" in record.getMessage() for record in caplog.records)
@@ -328,7 +328,7 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("said", "match"),
+    ("sent", "match"),
     [
         (raw_request(version=1), b"has version 1 of the data plane; this process has version 5"),
         (raw_request(version=1)[:35], b"has version 1 of the data plane; this process has version 5"),
@@ -343,9 +343,9 @@ def test_silent_strangers_block_nobody_and_are_dropped(monkeypatch: pytest.Monke
         (raw_request(kind=1), b"does not heal other groups"),
     ],
 )
-def test_a_request_that_is_refused_is_answered(said: bytes, match: bytes) -> None:
+def test_a_request_that_is_refused_is_answered(sent: bytes, match: bytes) -> None:
     with listening() as listener:
-        with unknown(listener, said) as sock:
+        with unknown(listener, sent) as sock:
             answer = sock.recv(1000)
             assert answer.startswith(b"jaxft-re")
             assert match in answer
@@ -405,8 +405,8 @@ def test_one_whose_request_is_there_is_not_dropped_for_one_that_comes(
 def test_healing_has_a_thread_of_its_own() -> None:
     seen: queue.Queue[tuple[str, ConnectionRequest]] = queue.Queue()
 
-    def on_heal(connection: Connection, said: ConnectionRequest) -> None:
-        seen.put((threading.current_thread().name, said))
+    def on_heal(connection: Connection, sent: ConnectionRequest) -> None:
+        seen.put((threading.current_thread().name, sent))
         connection.sock.sendall(b"state")
 
     joiner = request("heal", number=0)
@@ -445,8 +445,8 @@ def test_a_process_without_room_for_a_thread_sends_the_joiner_away(
             with call(listener, request("heal")) as sock:
                 assert_ended(sock)
         assert not listener._healing
-        said = "Group 'group-1' has to ask again to be healed: can't start new thread."
-        assert [record.getMessage() for record in caplog.records] == [said]
+        sent = "Group 'group-1' has to ask again to be healed: can't start new thread."
+        assert [record.getMessage() for record in caplog.records] == [sent]
         with call(listener, request("heal")) as sock:
             assert_ended(sock)
         assert served.is_set()
@@ -463,12 +463,12 @@ def test_healing_is_bounded_and_a_stopped_joiner_blocks_no_other(monkeypatch: py
         stack.enter_context(call(listener, request("heal")))  # it dials again while the donor is busy
 
 
-def call_until_answered(listener: Listener, said: ConnectionRequest) -> None:
+def call_until_answered(listener: Listener, sent: ConnectionRequest) -> None:
     """Dial with little time; with more of it if the machine was too slow for an answer."""
     wait_s = 0.1
     while True:
         with contextlib.suppress(TimeoutError):
-            call(listener, said, wait_s=wait_s)
+            call(listener, sent, wait_s=wait_s)
             return
         wait_s *= 4
 
@@ -480,8 +480,8 @@ def test_a_hundred_joiners_are_healed_at_once() -> None:
         patience.until(lambda: len(listener._healing) == 100, "all of them to be served")
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
-def test_dialling_something_else(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_dialling_something_else(sent: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         dials = 0
 
@@ -492,21 +492,21 @@ def test_dialling_something_else(said: bytes) -> None:
                     with server.accept()[0] as sock:
                         dials += 1
                         sock.recv(1000)
-                        sock.sendall(said)
+                        sock.sendall(sent)
 
         thread = threading.Thread(target=serve)
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         match = (
             "Another program, or another version"
-            if said
+            if sent
             else "closed the connection 21 times before it answered"
         )
         with pytest.raises(ConnectionError, match=f"^{address} .*{match}"):
             dial(address, request(), deadline_s=soon())
         server.shutdown(socket.SHUT_RDWR)
         thread.join()
-        assert dials == (1 if said else 21)
+        assert dials == (1 if sent else 21)
 
 
 def test_dialling_a_stopped_process_ends_at_the_deadline() -> None:
@@ -601,10 +601,10 @@ def test_too_few_descriptors_for_a_quorum_are_mentioned_once(caplog: pytest.LogC
         assert not caplog.records
         for _ in range(2):
             listener.check(4000)
-    (said,) = caplog.messages
+    (sent,) = caplog.messages
     assert (
         "Connections to 4000 other groups may need 8500 file descriptors, but this process may open only 4096"
-        in said
+        in sent
     )
 
 
@@ -615,14 +615,14 @@ def healing() -> list[str]:
 def test_no_descriptor_is_left_behind() -> None:
     def once() -> None:
         with listening(lambda *_: None) as listener, ExitStack() as stack:
-            for said in (
+            for sent in (
                 b"",
                 b"garbage",
                 raw_request(job=b"other"),
                 raw_request(group=b"g"),
                 raw_request(kind=1),
             ):
-                stack.enter_context(unknown(listener, said))
+                stack.enter_context(unknown(listener, sent))
             assert_open(listener)
             call(listener, request(number=8)).close()
 

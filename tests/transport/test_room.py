@@ -78,8 +78,8 @@ def test_without_room_for_long_it_says_what_to_do(
     with shortage(), pytest.raises(error, match=says) as raised:
         makes()
     (record,) = caplog.records
-    said = rf"No room .* for 0\.0 s \({says.partition(',')[0]}\); tries again .*"
-    assert re.fullmatch(said, record.getMessage())
+    logged = rf"No room .* for 0\.0 s \({says.partition(',')[0]}\); tries again .*"
+    assert re.fullmatch(logged, record.getMessage())
     assert not isinstance(raised.value, OSError) or raised.value.errno == errno.EMFILE
 
 

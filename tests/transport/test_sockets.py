@@ -140,8 +140,8 @@ def test_a_slow_wait_is_logged_and_again_when_it_has_doubled(
     with ours, theirs, caplog.at_level(logging.WARNING, logger="jaxft"), pytest.raises(Aborted):
         wait(ours, 1, deadline_s=patience.far(), what="group 'b' to wake up", abort=Counted())
     assert 1 < len(caplog.messages) < 8
-    for said in caplog.messages:
-        assert re.fullmatch(r"Still waiting for group 'b' to wake up after \d+ s\.", said)
+    for logged in caplog.messages:
+        assert re.fullmatch(r"Still waiting for group 'b' to wake up after \d+ s\.", logged)
 
 
 def test_a_deadline_may_be_infinite() -> None:
