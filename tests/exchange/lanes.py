@@ -31,7 +31,7 @@ def build(target: Path, *flags: str) -> None:
 
 @functools.cache
 def built() -> Path:
-    """The lane as it is in this tree now, not as it was at `make setup`; or the one that the environment names."""
+    """The lane as it is in this tree now, not as it was at `make setup`; or the environment's lane."""
     if given := os.environ.get(GIVEN):
         return Path(given)
     with (shared("lane") / "lock").open("wb") as lock:
@@ -50,7 +50,7 @@ def loaded(instructions: str | None) -> _compiled.Library:
         pytest.skip(f"this machine has no {instructions}")
 
 
-# What an arithmetic could get wrong: zeros, denormals, the largest numbers, ties, infinities, NaNs, both signs.
+# Hard values for an arithmetic: zeros, denormals, the largest numbers, ties, infinities, NaNs, both signs.
 SPECIAL = {
     1: "0 1 7F 81",
     2: "0 1 2 03FF 0400 7BFF 7C00 7C01 7E01 7F7F 7F80 7F81 7FC1 007F 0080",

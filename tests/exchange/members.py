@@ -65,7 +65,7 @@ def partials_of(layout: Layout, total: int, shards: Sequence[int]) -> Partials:
 
 
 def regions_of(partials: Partials, node: Node) -> list[np.ndarray]:
-    """What is held of a node, region by region."""
+    """The held regions of a node."""
     regions = partials.layout.regions
     return [partials.part(node, number, 0, region.size) for number, region in enumerate(regions)]
 
@@ -143,7 +143,7 @@ def mesh(shards: Sequence[Sequence[int]], quorum_id: int = 4, strand: int = 0) -
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Run each call in a separate thread; return what they returned or raised."""
+    """Run each call in a separate thread; return their results or exceptions."""
     outcomes: list[Any] = [None] * len(calls)
 
     def run(number: int) -> None:

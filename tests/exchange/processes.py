@@ -109,7 +109,7 @@ class _Process:
         return digest(means)
 
     def held(self) -> str:
-        """A digest of what this member contributes."""
+        """A digest of this member's contribution."""
         return digest([buffer for node in self.partials.nodes for buffer in regions_of(self.partials, node)])
 
 
@@ -133,7 +133,7 @@ def started(
     strands: int = 1,
     large: int = _grid_links.LEAST_MEMBERS,
 ) -> Iterator[list[Member]]:
-    """Processes that hold these shards, and exchange with this lane, in so many strands.
+    """Processes that hold these shards, and exchange with this lane, in some strands.
 
     A quorum of at least `large` members exchanges in rows and columns.
     """

@@ -158,7 +158,7 @@ def recorded(
 
 
 def fed(lane: Lane, peer: socket.socket, stream: bytes, pieces: Iterator[int], *, closes: bool) -> object:
-    """What a lane makes of a stream: its result, or where it stands. Raises PeerLost."""
+    """A lane's result of a stream, or where it stands. Raises PeerLost."""
     at = 0
     while at < len(stream):
         at += peer.send(stream[at : at + next(pieces)])

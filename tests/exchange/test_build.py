@@ -1,4 +1,4 @@
-"""The build of the compiled lane: what it says where it cannot build, and what the wheel may promise."""
+"""The build of the compiled lane: its error where it cannot build, and the promise of the wheel."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What a peer can do to an exchange: at worst make it fail, soon, by name, with the contributions kept."""
+"""Attacks of a peer on an exchange: at worst they make it fail, soon, by name, with the contributions kept."""
 
 import contextlib
 import itertools
@@ -80,7 +80,7 @@ def first_header(**changes: int) -> bytes:
 
 
 def raw_header(**changes: int) -> bytes:
-    """A first header, with one of its last fields replaced."""
+    """A first header, with a late field replaced."""
     names = ("node_start", "node_stop", "region", "length_bytes", "offset")
     values = dict(zip(names, struct.unpack_from("<IIIIQ", first_header(), 40), strict=True))
     return first_header()[:40] + struct.pack("<IIIIQ", *{**values, **changes}.values())
@@ -95,7 +95,7 @@ def refuse(payload: bytes, match: str) -> None:
             run_exchange(links, held, step=STEP)
         assert caught.value.peers == ("group-1",)
         assert links.closed
-        while theirs.recv(1 << 20):  # what was sent before, and then the end
+        while theirs.recv(1 << 20):  # earlier bytes, and then the end
             pass
     assert_same_bits(regions_of(held, held.nodes[0]), regions_of(partials_of(LAYOUT, 2, [0]), held.nodes[0]))
 
@@ -406,7 +406,7 @@ def test_after_an_abort_another_quorum_gives_the_undisturbed_bits() -> None:
 def test_a_long_wait_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes on for ten looks after that."""
+    """It runs for ten looks after that."""
     monkeypatch.setattr(_patience, "SLOW_WAIT_S", 0.05)
     looks = itertools.count()
 
@@ -498,7 +498,7 @@ def test_an_exchange_that_takes_long_while_bytes_move_is_said_and_again_each_tim
     waits = LongWaits()
 
     def trickle(step: int, until_s: float) -> list[str]:
-        """Return what is said of an exchange in which a byte comes each second."""
+        """Return the log of an exchange in which a byte comes each second."""
         nonlocal now_s
         now_s, abort = 0.0, Abort()
         caplog.clear()

@@ -121,10 +121,10 @@ def test_a_thousand_groups_need_few_connections_and_little_memory() -> None:
             longest = max(chunk.size for chunk in plan.chunks[position])
             items = [np.dtype(value_dtype(region, node)).itemsize for held in plan.nodes for node in held]
             scratch += WINDOW * longest * sum(items)
-            # Frames are not small: a header and a tag for each are nothing beside them.
+            # Frames are not small: a header and a tag for each weigh nothing.
             assert longest * region.item_bytes >= 64 << 10
         assert scratch <= 256 << 20
-        # What a row has summed travels as few nodes, for it holds neighbours.
+        # The sums of a row travel as few nodes, for it holds neighbours.
         assert len(rounds.sums.kept or ()) <= 2 * len(row).bit_length()
 
 
@@ -272,7 +272,7 @@ def fail_together(
     round_number: int = 0,
     timeout_s: float = patience.FAR_S,
 ) -> list[object]:
-    """The outcomes of all, where something happens to one member instead of one of its three rounds."""
+    """The outcomes of all, where something happens to one member instead of a round of its three."""
     layout, own, carry_out = Layout.of(BIG), threading.local(), _exchange.exchange_into
     begun = threading.Barrier(9)
 
@@ -349,7 +349,7 @@ def test_those_who_cannot_know_wait_for_those_who_can(monkeypatch: pytest.Monkey
     by_time = {n for n, out in failed.items() if "made no progress" in str(out)}
     assert ("group-4",) in {failed[number].peers for number in by_time & {3, 5}}
     # The patience of others is a quarter longer: on a busy machine it may end before the next quorum ends their wait.
-    # And as soon as one of the column ends, the other may see its connection close.
+    # And as soon as a member of the column ends, the other may see its connection close.
     by_quorum = {number for number in column if "a new quorum" in str(failed[number])}
     assert by_quorum or by_time & {*column}
     assert all(failed[number].peers for number in {*column} - by_quorum)
@@ -457,7 +457,7 @@ def test_what_says_that_bytes_move_counts_where_it_is_heeded(by: str, *, sealed:
                 wires[1, 0].carry()
                 assert lane.turn(0.0) is (Turn.MOVED if heeds else Turn.STILL)
                 assert (lane.moved_s(1) > before_s) == heeds
-            # The exchange goes on as if nothing had been said, at either end.
+            # The exchange continues as if nothing had been sent, at either end.
             other = make(peer, replace(task_of(partials_of(layout, 2, [1])), heeds_progress=not heeds))
             run_lanes([lane, other], list(wires.values()))
             for each in (lane, other):
@@ -576,7 +576,7 @@ def test_connections_of_rows_and_columns_stay_where_neighbours_do(monkeypatch: p
 def test_what_no_one_has_read_is_skipped_in_the_next_exchange_and_at_a_new_quorum(
     key: DataKey | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That bytes move is also said to those who then receive nothing else over that connection."""
+    """Peers who receive nothing else over a connection also hear that bytes move."""
     monkeypatch.setattr(_grid_links, "LEAST_MEMBERS", 4)
     everyone = list(range(6))
     with listeners(6, key) as made:

@@ -142,7 +142,7 @@ FUZZED = Layout.of([LeafSpec("x", (900,), "float32"), LeafSpec("y", (100,), "flo
 
 
 def outcome(by: str, stream: bytes, pieces: Iterator[int], *, sealed: bool, closes: bool) -> object:
-    """What a member makes of these bytes from its one peer: what it says of the peer, or the result."""
+    """A member's result of these bytes from its one peer, or its error about the peer."""
     shards = [[0], [1]]
     make = made_by(by)
     with wired(shards, sealed=sealed, pieces=lambda: itertools.repeat(1)) as (links, wires):
@@ -206,7 +206,7 @@ def test_every_byte_of_a_header_counts(kind: int) -> None:
             assert "sent an unexpected frame" in one[1]
 
 
-# What the compiled lane stands on
+# Foundations of the compiled lane
 
 
 def test_without_xxh3_in_the_package_checksums_come_from_python(monkeypatch: pytest.MonkeyPatch) -> None:

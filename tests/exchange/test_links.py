@@ -497,7 +497,7 @@ def test_links_that_cannot_open_leave_their_connections_to_the_owner(
 
 
 def test_a_connection_that_is_refused_restarts_the_clock(three: Members) -> None:
-    """Else the one who dials next would have what is left of the time in which the other computed."""
+    """Else the next dialler would have only the rest of the time in which the other computed."""
     three.quorum(1)
     three.links.pop(1).close()
     moves = {me: 0 for me in ALL}

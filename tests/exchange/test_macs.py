@@ -166,7 +166,7 @@ class TestOfThePeersFrames:
             assert hears(by, bytes(flipped) + b"".join(rest))[0] == [DAMAGED]
 
     def test_a_replayed_exchange_is_refused(self, by: str) -> None:
-        """Of the same step, so that only the count of frames tells."""
+        """Of the same step, so that only the count of frames shows it."""
         stream = b"".join(stream_of())
         assert hears(by, stream, stream)[0] == ["done", DAMAGED]
 

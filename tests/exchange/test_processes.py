@@ -62,7 +62,7 @@ def test_survivors_of_a_kill_end_the_same_step_with_the_undisturbed_bits(
             assert "step 11 in quorum 1 lost a peer" in text or (strands > 1 and UNCONNECTED in text)
             assert members[number].ask("held") == before[number]
 
-        # The next quorum: the first survivor computes what is missing.
+        # The next quorum: the first survivor computes the missing shard.
         first, second = (members[number] for number in survivors)
         first.ask("add", shards[victim])
         dealt = [sorted(shards[survivors[0]] + shards[victim]), shards[survivors[1]]]
@@ -152,6 +152,6 @@ def test_how_soon_survivors_notice(lane: str) -> None:
             killed_s = time.monotonic()
             members[3].process.kill()
             delays_s += [members[number].answer()[2] - killed_s for number in range(3)]
-    # Tests share few cores with much else: the quickest shows what the mechanism takes.
+    # Tests share few cores with much else: the quickest shows the cost of the mechanism.
     assert min(delays_s) < 0.1
     assert statistics.median(delays_s) < 1.0

@@ -57,7 +57,7 @@ CASES = st.builds(
 
 
 def one_result(case: Case) -> None:
-    """The largest exponents and the sums of integers are those of numpy over all shards at once."""
+    """The largest exponents and the sums of integers equal numpy's over all shards at once."""
     specs = [
         LeafSpec(f"{n} exponents", (-(-size // 256),), "int8", "max") for n, size in enumerate(case.sizes)
     ]

@@ -87,7 +87,7 @@ def test_denormals_and_infinities_are_numbers_like_others() -> None:
     result = mean(values)
     assert result.tolist()[:3] == [float(tiny), np.inf, -np.inf]
     assert np.signbit(result[3])
-    assert result[4] == np.inf  # the sum is made before the division, as the rule says
+    assert result[4] == np.inf  # the sum is made before the division, by the rule
 
 
 def test_opposite_infinities_warn_nobody() -> None:

@@ -24,7 +24,7 @@ def test_no_byte_out_of_bounds_and_nothing_undefined(tmp_path: Path) -> None:
     # looks for the functions that throw exceptions of C++ then, which jaxlib does, and Python has none.
     asan, stdcpp = (_library(name) for name in ("libasan.so", "libstdc++.so.6"))
     if not (asan.is_absolute() and stdcpp.is_absolute()):
-        pytest.skip("this compiler comes without the address sanitizer's library, or without that of C++")
+        pytest.skip("this compiler comes without the address sanitizer's library, or without the one for C++")
     environment = {
         **os.environ,
         GIVEN: str(library),

@@ -258,7 +258,7 @@ def test_all_strands_say_once_that_a_peer_is_slow(
 
 
 def _of(waits: LongWaits) -> Any:
-    """Of all others, nothing is said."""
+    """No line about all others."""
     to_say = LongWaits.to_say
     return lambda self, waits_s, *, compute: to_say(self, waits_s, compute=compute) if self is waits else []
 

@@ -162,7 +162,7 @@ def donor(name: str = "group-0", leaves: Sequence[Any] | None = None, *, step: i
 
 @contextmanager
 def hostile(name: str, script: Script) -> Iterator[Donor]:
-    """A donor that accepts the connection and then does as the script says; `ask` gives the next request."""
+    """A donor that accepts the connection and then follows the script; `ask` gives the next request."""
 
     def serve(connection: Connection, _: ConnectionRequest) -> None:
         def ask() -> Request:
@@ -217,7 +217,7 @@ def fetch_state(
 
 
 def manifest(sock: socket.socket, leaves: Sequence[Any], *, step: int = 0, **changes: Any) -> None:
-    """What a good donor answers to the first request."""
+    """A good donor's answer to the first request."""
     types = [type_of(leaf) for leaf in leaves]
     listed = [[list(each.shape), each.dtype] for each in types]
     sent = {"step": step, "leaves": listed, "stripe": [0, 1], "live": True, **changes}
@@ -249,7 +249,7 @@ def send_chunk(sock: socket.socket, blob: Blob, chunk: int, *, flip: bool = Fals
 
 
 def in_thread(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Start a call; the function returned waits for it, and returns what it did or raises what it raised."""
+    """Start a call; the function returned waits for it, and has its result or exception."""
     outcome: list[Any] = []
     failure: list[BaseException] = []
 

@@ -34,7 +34,7 @@ def means_of(step: int) -> list[np.ndarray]:
 
 
 class _Trap:
-    """Stops the thread that reads the n-th chunk, says so, and lets it go on when the test asks for it."""
+    """Stops the thread that reads the n-th chunk, reports it, and lets it go on when the test asks for it."""
 
     def __init__(self, pipe: Connection) -> None:
         self.countdown = 0

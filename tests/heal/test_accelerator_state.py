@@ -1,4 +1,4 @@
-"""A state on an accelerator that is kept for joiners: copied beside the step. CPU devices take its place."""
+"""A state on an accelerator that is kept for joiners: copied during the step. CPU devices take its place."""
 
 import logging
 import threading
@@ -45,7 +45,7 @@ def state() -> list[jax.Array]:
 
 
 def overwritten(leaves: list[jax.Array]) -> list[jax.Array]:
-    """What a step makes of a state, in the memory of that."""
+    """The next state, in the memory of the last."""
     keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     plain = [
         leaf
@@ -84,7 +84,7 @@ def test_a_pinned_state_is_copied_before_a_step_overwrites_it(*, pinned_first: b
 
 
 def test_the_training_thread_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where the thread that starts the copies is late: it starts them, and goes on."""
+    """Not even where the thread that starts the copies is late: it starts them, and continues."""
     read: list[object] = []
     pieces_of, asarray = _snapshot._pieces_of, np.asarray
 
@@ -260,7 +260,7 @@ def test_copies_of_two_stripes_need_room_for_both(
 
 @pytest.mark.usefixtures("small_stripes")
 def test_a_copy_that_is_made_is_no_longer_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes is missing in the memory that is available."""
+    """Its memory is missing in the available memory."""
     monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", "0")
     monkeypatch.setattr(_store, "available_bytes", lambda: 8000)
     store = StateStore()
@@ -335,13 +335,13 @@ def test_the_end_of_an_old_copy_does_not_end_a_newer_heal(monkeypatch: pytest.Mo
 
 
 def test_what_is_copied() -> None:
-    """A leaf in pieces has to be joined for a joiner, and what is in host memory already is overwritten there."""
+    """A leaf in pieces has to be joined for a joiner, and a leaf in host memory is overwritten there."""
     assert Snapshot(state()).copied_bytes == 2 * 64 * 3 * 4 + 5 * 2 + 6 + 3 * 4
     assert Snapshot([np.zeros(3), 2.0, jax.random.key(0)]).copied_bytes == 0
 
 
 def test_what_takes_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is offloaded to the host is copied there by numpy."""
+    """Leaves offloaded to the host are copied there by numpy."""
     assert Snapshot(state()).pinned_bytes == 64 * 3 * 4 + 5 * 2 + 6
     monkeypatch.setattr(_host_copies, "_has_pinned", lambda _: False)
     snapshot = Snapshot(state())

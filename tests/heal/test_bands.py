@@ -1,4 +1,4 @@
-"""How a state is divided among its donors: alike at both ends, and each part kept by one of them."""
+"""How a state is divided among its donors: alike at both ends, and each part kept by one donor."""
 
 import pytest
 from hypothesis import given, settings

@@ -18,7 +18,7 @@ LEAVES = st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), max_size=12)
 
 
 def padded_run(arrays: list[np.ndarray]) -> bytes:
-    """The same, said as plainly as possible."""
+    """The same, as plain as possible."""
     run = b""
     for array in arrays:
         data = np.ascontiguousarray(array).tobytes()

@@ -61,7 +61,7 @@ def means_at(step: int) -> list[np.ndarray]:
 
 
 class Training:
-    """A donor's training thread, doing with the store what the runner does. Each step waits to be let."""
+    """A donor's training thread, using the store as the runner does. Each step waits to be let."""
 
     def __init__(self, store: StateStore, programs: Programs, state: dict[str, Any]) -> None:
         self.step = 0
@@ -206,7 +206,7 @@ def test_a_joiner_becomes_the_donor_of_the_next(programs_for: Callable[[int], Pr
 def assert_healed_over_one_step(
     step: Any, fresh: Callable[[], Any], ours: Any, means: list[np.ndarray]
 ) -> None:
-    """A donor makes its first step; a joiner that holds `ours` fetches what was before, and makes it too."""
+    """A donor makes its first step; a joiner that holds `ours` fetches the state before, and makes it too."""
     programs = cut_programs(step, fresh(), np.ones((2, 8), np.float32))
     state = fresh()
     store = StateStore()
@@ -231,7 +231,7 @@ def assert_healed_over_one_step(
 
 
 def test_a_first_state_of_numbers_and_numpy_arrays_is_healed_from() -> None:
-    """What a user passes at step 0 need not be of JAX; a donor must survive that a joiner asks for it."""
+    """A user's state at step 0 need not be of JAX; a donor must survive that a joiner asks for it."""
 
     def step(state: dict[str, Any], batch: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
         grads = jaxft.pmean(jax.grad(lambda w: jnp.sum((batch @ w) ** 2))(state["w"]))

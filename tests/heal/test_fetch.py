@@ -75,7 +75,7 @@ def test_stripes_from_two_donors(big: list[np.ndarray]) -> None:
         both_serve(a, b)
         assert same_bits(fetch_state(fetcher, 0, like(big)), big)
         until(lambda: a.served[Kind.STATE] + b.served[Kind.STATE] == 40, "both servers to have counted")
-        # The one that asked second took its first span of what the other had left; all else is for the quicker one.
+        # The second took its first span of the other's rest; all else is for the quicker one.
         left = 40 - 40 // 2 // _stripes._SPANS_OF_A_SHARE
         assert min(a.served[Kind.STATE], b.served[Kind.STATE]) >= left // 2 // _stripes._SPANS_OF_A_SHARE
         assert fetcher.transferred_bytes == 40 * MB
@@ -285,7 +285,7 @@ def test_waiting_longer_than_the_timeout_of_an_idle_donor_drops_nobody(
             fetched = in_thread(lambda: fetcher.means(0, specs_of([values((9,))]), cancel=Abort()))
             until(
                 lambda: time.monotonic() > began_s + 3 * stall_s,
-                "thrice the patience with one that stands still",
+                "thrice the patience with a donor that stands still",
             )
             for each in (a, b):
                 each.store.log(0, [values((9,))])
@@ -337,7 +337,7 @@ def test_means_that_never_come_fail_the_heal(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_donor_that_is_behind_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has drained, is away or computes for long: the others have what is wanted, and the joiner must keep up."""
+    """It has drained, is away or computes for long: the others have the rest, and the joiner must keep up."""
     monkeypatch.setattr(_stripes, "_STALL_S", LONG_S)
     monkeypatch.setattr(_server, "LONG_POLL_S", LONG_S)
     means = [values((8 * MB,), "uint8")]
@@ -641,4 +641,4 @@ def test_answers_to_what_is_not_there(
         got, _, sent = answer(sock, request_)
         assert got == status
         assert text in sent
-        assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1))[0] == "OK", "the connection goes on"
+        assert answer(sock, Request(Kind.STATE, HEAL, 6, 0, 1))[0] == "OK", "the connection stays"

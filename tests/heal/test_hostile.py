@@ -1,4 +1,4 @@
-"""What a donor or a joiner may send: it ends that one connection, and nothing else."""
+"""Whatever a donor or a joiner sends: it ends its connection, and nothing else."""
 
 import contextlib
 import gc
@@ -72,7 +72,7 @@ def after_the_manifest(then: Callable[[socket.socket, Request], None]) -> Script
 
 
 def answers(data: bytes) -> Script:
-    """Answers the first request with these bytes, and hears out whatever else the joiner says."""
+    """Answers the first request with these bytes, and hears out whatever else the joiner sends."""
 
     def script(sock: socket.socket, ask: Callable[[], Request]) -> None:
         ask()
@@ -198,7 +198,7 @@ def test_a_good_donor_makes_up_for_a_hostile_one(name: str) -> None:
 def test_a_donor_is_dialled_once_more_if_a_chunk_arrives_damaged(
     damaged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By itself the network damages little. What has arrived is not fetched again."""
+    """By itself the network damages little. Stripes that have arrived are not fetched again."""
     dials: list[list[int]] = []
     sent: list[int] = []
 
@@ -232,7 +232,7 @@ def test_a_donor_is_dialled_once_more_if_a_chunk_arrives_damaged(
 def test_a_heal_that_ends_while_a_donor_is_dialled_again_says_why_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other donor does not keep what is missing, and the one that does is silent after that."""
+    """The other donor does not keep the missing stripe, and its keeper is silent after that."""
     monkeypatch.setattr(_stripes, "_STALL_S", patience.stretched(0.3))
     dials: list[int] = []
     again = threading.Event()

@@ -1,4 +1,4 @@
-"""What a donor captures of a state of which it keeps a stripe, and what it lets go."""
+"""How much of a state a donor captures for a stripe, and lets go."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ from .test_spans import pieces_of
 
 NOW = 0.0
 STEP = 7
-LEAVES = 12  # of one size: one in each band
+LEAVES = 12  # of one size: a leaf in each band
 LEAF_BYTES = 4 * 40
 
 increase = jax.jit(lambda xs: [x + jnp.ones((), x.dtype) for x in xs], donate_argnums=0)
@@ -80,7 +80,7 @@ def test_only_the_stripe_is_copied_by_a_donation(count: int) -> None:
         assert kept == [leaf for leaf in range(LEAVES) if not in_place[leaf]]
         assert len(kept) <= -(-LEAVES // count)
         captured += len(kept) * LEAF_BYTES
-    assert captured == LEAVES * LEAF_BYTES, "each byte by one of the donors"
+    assert captured == LEAVES * LEAF_BYTES, "each byte by a single donor"
 
 
 def test_until_the_donation_all_can_be_asked_for_and_what_was_asked_for_is_kept() -> None:

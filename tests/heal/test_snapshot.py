@@ -50,7 +50,7 @@ def assert_kept(leaves: list[jax.Array], step: Callable[[list[jax.Array]], list[
         leaves = jax.block_until_ready(step(leaves))
         store.publish(number + 1, leaves)
     blob = store.state(1, deadline_s=soon())[1]
-    content(blob)  # joins what is spread
+    content(blob)  # joins spread leaves
     assert [raw(leaf) for leaf in leaves_of(blob)] == before
     store.release(1)
     del blob
@@ -232,7 +232,7 @@ def test_a_state_that_was_overwritten_is_given_up(devices: int, caplog: pytest.L
 
 
 def test_a_leaf_that_was_overwritten_in_part_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first piece is protected by a view, and JAX says of the whole what it finds of its first buffer."""
+    """Its first piece is protected by a view, and JAX judges the whole by its first buffer."""
 
     def only_the_first(leaf: Any, leaf_type: LeafType) -> Any:
         pieces, watched = _host_pieces(leaf, leaf_type)

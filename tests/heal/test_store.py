@@ -1,4 +1,4 @@
-"""What a donor keeps, for whom, and for how long."""
+"""Which states a donor keeps, for whom, and for how long."""
 
 import gc
 import logging

@@ -90,7 +90,7 @@ def test_a_state_of_which_each_donor_keeps_a_stripe(
 
 
 def test_each_donor_is_asked_for_its_stripe_first(state: list[np.ndarray]) -> None:
-    """All begin at the same time, and each of them with what is its own."""
+    """All begin at the same time, and each with its own stripe."""
     together = threading.Barrier(3)
     with donors(state, 3, live=True) as keepers, joiner(*keepers) as fetcher:
         for one in keepers:
@@ -202,7 +202,7 @@ def test_what_was_lost_is_found_again_at_a_newer_step(state: list[np.ndarray]) -
 
 
 def test_what_is_asked_for_too_late_is_fetched_from_its_keeper(state: list[np.ndarray]) -> None:
-    """One donor is quick, and asked for what the other keeps; then it makes a step."""
+    """One donor is quick, and asked for the other's stripe; then it makes a step."""
     quick_is_done, slow_may = threading.Event(), threading.Event()
     with donors(state, 2, live=True) as (quick, slow):
         donate(slow)
@@ -239,7 +239,7 @@ def test_a_donor_that_alone_keeps_its_stripe_has_time_for_a_large_leaf(
     state: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others are idle, and could not take over."""
-    stall_s = patience.stretched(0.3)  # each donor must say within it what it keeps
+    stall_s = patience.stretched(0.3)  # each donor must report its stripe within it
     monkeypatch.setattr(_stripes, "_STALL_S", stall_s)
     with donors(state, 2) as (quick, slow):
         slow.before_chunks = lambda: time.sleep(2 * stall_s)  # the wait itself
@@ -364,7 +364,7 @@ def test_means_are_whole_at_each_donor(state: list[np.ndarray]) -> None:
         assert same_bits(fetcher.means(0, specs_of(means), cancel=Abort()), means)
 
 
-# ---- donors that say what is not so ----
+# ---- donors that lie ----
 
 
 def test_a_donor_that_does_not_keep_its_own_stripe_is_dropped(state: list[np.ndarray]) -> None:

@@ -293,7 +293,7 @@ def test_each_process_takes_a_free_port_of_the_range() -> None:
             listening()
 
 
-# ---- as a member's address says it ----
+# ---- by a member's address ----
 
 
 @pytest.mark.parametrize(

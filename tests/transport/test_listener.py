@@ -385,7 +385,7 @@ def test_parked_connections_are_bounded_and_the_oldest_quorum_goes_first(
 def test_one_whose_request_is_there_is_not_dropped_for_one_that_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Many come in a row; what the first of them have said meanwhile is read before they are judged."""
+    """Many come in a row; messages of the first are read before they are judged."""
     monkeypatch.setattr(_door, "_MAX_UNKNOWN", 1)
     with listening() as listener, unknown(listener) as peer:
         patience.until(lambda: len(listener._door.half_open) == 1, "the peer's connection")
@@ -549,7 +549,7 @@ def test_an_error_of_the_listener_itself_reaches_the_training_thread(
         monkeypatch.setattr(listener._door, "_accept_some", lambda: 1 // 0)
 
         def knocked() -> bool:
-            """The first may still be taken by what was under way."""
+            """The first may still be taken by work under way."""
             with contextlib.suppress(OSError):
                 unknown(listener).close()
             return not listener._thread.is_alive()

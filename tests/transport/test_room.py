@@ -1,4 +1,4 @@
-"""A moment without a descriptor or a thread is waited out; a longer one is said, with what to do."""
+"""A moment without a descriptor or a thread is waited out; a longer one is logged, with advice."""
 
 import errno
 import re

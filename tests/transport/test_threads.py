@@ -1,4 +1,4 @@
-"""A team of threads: no thread works on once `end` has returned, whatever interrupts the one that waits."""
+"""A team of threads: no thread works on once `end` has returned, whatever interrupts the waiting thread."""
 
 import signal
 import threading
