@@ -10,9 +10,9 @@ LIMITS = {
     "settings": 101,
     "environment variables": 14,
     "modules under 60 lines": 22,
-    "functions with more than five arguments": 40,
-    "pronouns without nouns in 1,000 words of source and docs": 1.7,
-    "pronouns without nouns in 1,000 words of tests": 1.9,
+    "functions with more than five arguments": 42,
+    "pronouns without nouns in 1,000 words of source and docs": 1.3,
+    "pronouns without nouns in 1,000 words of tests": 1.2,
 }
 
 
