@@ -55,8 +55,8 @@ _HALF = (jnp.bfloat16, jnp.float16)
 _NARROW = (jnp.bool_, jnp.int8, jnp.uint8, jnp.int16, jnp.uint16)
 
 
-class Outer(Protocol):
-    """The outer optimizer, an `optax.GradientTransformation`."""
+class Optimizer(Protocol):
+    """An `optax.GradientTransformation`."""
 
     @property
     def init(self) -> Callable[[Any], Any]: ...
@@ -64,11 +64,20 @@ class Outer(Protocol):
     def update(self) -> Callable[..., tuple[Any, Any]]: ...
 
 
+class Outer(NamedTuple):
+    """The end of a round."""
+
+    optimizer: Optimizer
+    every: int
+    carry: Carry
+    quantize: Quantize | None
+
+
 def diloco(
     inner_step: Callable[[Any, Any], tuple[Any, Any]],
     *,
     params: Callable[[Any], Any],
-    outer: Outer,
+    outer: Optimizer,
     every: int = 100,
     carry: Carry,
     quantize: Quantize | None = None,
@@ -153,7 +162,7 @@ def diloco(
             "of the inner optimizer at the end of a round, since no shard keeps its own (docs/diloco.md)."
         )
     every = whole("every, the inner steps of a round,", every, 1)
-    return Diloco(inner_step, params, outer, every, carry, quantize)
+    return Diloco(inner_step, params, Outer(outer, every, carry, quantize))
 
 
 def _refuse_streaming(given: dict[str, Any]) -> NoReturn:
@@ -233,16 +242,10 @@ class Diloco:
         inner_step: Callable[[Any, Any], tuple[Any, Any]],
         params: Callable[[Any], Any],
         outer: Outer,
-        every: int,
-        carry: Carry,
-        quantize: Quantize | None,
     ) -> None:
         self._inner_step = inner_step
         self._params = params
         self._outer = outer
-        self.every = every
-        self._carry: Carry = carry
-        self._quantize: Quantize | None = quantize
         self._known: _Inner | None = None
         self._compiled: _Compiled | None = None
 
@@ -271,7 +274,7 @@ class Diloco:
         self._known = inner
         params = jax.tree.map(_wide, inner.params(leaves))
         carried = {path: leaves[at] for path, at in inner.paths("mean", "first").items()}
-        return {"params": params, "outer": self._outer.init(params), "inner": carried}
+        return {"params": params, "outer": self._outer.optimizer.init(params), "inner": carried}
 
     def step(self, state: Any, made: Any) -> tuple[Any, Any]:
         """The train step that is cut at its means: takes the result of a shard's inner steps as its batch."""
@@ -281,13 +284,13 @@ class Diloco:
             start.astype(end.dtype).astype(start.dtype) - end.astype(start.dtype)
             for start, end in zip(starts, made["params"], strict=True)
         ]
-        metrics = [total / self.every for total in made["sums"]]
+        metrics = [total / self._outer.every for total in made["sums"]]
         kept = {path: made["inner"][path] for path in inner.paths("mean")}
-        grads = pmean(inner.params_tree.unflatten(went), quantize=self._quantize)
+        grads = pmean(inner.params_tree.unflatten(went), quantize=self._outer.quantize)
         if kept or metrics:
             kept, metrics = pmean((kept, metrics))
         firsts = {path: _of_first_shard(made["inner"][path]) for path in inner.paths("first")}
-        updates, outer = self._outer.update(grads, state["outer"], state["params"])
+        updates, outer = self._outer.optimizer.update(grads, state["outer"], state["params"])
         params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), state["params"], updates)
         sums, last = iter(metrics), iter(made["last"])
         shown = [next(last) if one is None else next(sums) for one in compiled.sums]
@@ -297,8 +300,8 @@ class Diloco:
     def settings(self) -> dict[str, str]:
         """Settings that all groups must share, besides the program of a round."""
         return {
-            "inner steps": str(self.every),
-            "carry": self._carry,
+            "inner steps": str(self._outer.every),
+            "carry": self._outer.carry,
             "inner program": self._learnt()[1].digest,
         }
 
@@ -322,13 +325,13 @@ class Diloco:
         tree = jax.tree.structure(state)
 
         def ask(number: int, shard: int, count: int) -> Any:
-            return self._run(batch_for, tree.unflatten(leaves()), number * self.every, shard, count)
+            return self._run(batch_for, tree.unflatten(leaves()), number * self._outer.every, shard, count)
 
         return StateBatches(
-            ask=lambda number, shard: ask(number, shard, self.every),
+            ask=lambda number, shard: ask(number, shard, self._outer.every),
             leaves=leaves,
             example=lambda number, shard: ask(number, shard, 1),
-            data=lambda number, shard: batch_for(number * self.every, shard),
+            data=lambda number, shard: batch_for(number * self._outer.every, shard),
         )
 
     def _run(self, batch_for: BatchFor, state: Any, first: int, shard: int, count: int) -> Any:
@@ -377,9 +380,9 @@ class Diloco:
         """The structure of an inner state, and the rule of each leaf."""
         at, params_tree = self._params_of(tree, leaves)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree.unflatten(leaves))]
-        rules = _rules(paths, leaves, at, self._carry)
+        rules = _rules(paths, leaves, at, self._outer.carry)
         for path, rule, leaf in zip(paths, rules, leaves, strict=True):
-            _check_leaf(jax.tree_util.keystr(path), rule, leaf, self._carry)
+            _check_leaf(jax.tree_util.keystr(path), rule, leaf, self._outer.carry)
         types = specs(leaves, ())[0]
         named = map(jax.tree_util.keystr, paths)
         return _Inner(tree, params_tree, at, tuple(map(_Leaf, named, rules, types)))

@@ -117,7 +117,8 @@ def fault_tolerant(
     Raises:
         ConfigurationError: the arguments contradict each other.
     """
-    options = _Options(Axis(axis_name, shards), nonfinite, overlap)
+    rounds = train_step if isinstance(train_step, Diloco) else None
+    options = _Options(Axis(axis_name, shards), nonfinite, overlap, rounds)
     if isinstance(train_step, Diloco):
         given = {"axis_name": axis_name, "arrays": arrays, "static_argnums": static_argnums}
         given |= {"static_argnames": static_argnames, "overlap": None if overlap == 1 else overlap}
@@ -126,7 +127,7 @@ def fault_tolerant(
                 f"{found} does not go with jaxft.diloco: a round exchanges once, at its end, and its state has "
                 "only arrays. Leave it out."
             )
-        return Step(train_step.step, manager, options, Statics.none(), rounds=train_step)
+        return Step(train_step.step, manager, options, Statics.none())
     statics = Statics.of(train_step, static_argnums, static_argnames)
     return Step(train_step, manager, options, statics, arrays)
 
@@ -186,6 +187,7 @@ class _Options(NamedTuple):
     axis: Axis
     nonfinite: Policy
     overlap: int
+    rounds: Diloco | None = None
 
 
 class Step:
@@ -198,7 +200,6 @@ class Step:
         options: "_Options",
         statics: Statics,
         arrays: Callable[[Any], bool] | None = None,
-        rounds: Diloco | None = None,
     ) -> None:
         axis = _checked_axis(options.axis)
         if manager is not None and not hasattr(type(manager), "_engine"):
@@ -215,7 +216,7 @@ class Step:
         if self._static_leaves is not None:
             train_step = self._static_leaves.wrapped(train_step)
         self._statics = statics
-        self._rounds = rounds
+        self._rounds = options.rounds
         self._manager = manager
         self._alone = Alone()
         self._shards = axis.shards
@@ -227,7 +228,7 @@ class Step:
             *(train_step, axis, self._overlap),
             compiling=lambda: self._engine.compiling(),
             before_first=self._compare_ranks,
-            settings=dict if rounds is None else rounds.settings,
+            settings=dict if self._rounds is None else self._rounds.settings,
         )
         self._batches = BatchFunctions(axis.shards, alone=manager is None, held=lambda: self._engine.handed)
         self._last: Programs | None = None  # of the last call
