@@ -1,6 +1,6 @@
 """With which state a job began, noted until its first checkpoint is complete.
 
-A job that has committed something never goes on from a fresh state, which might be that of another run. If all groups
+A job that has committed something never continues from a fresh state, which might be another run's. If all groups
 die before there is a checkpoint, nothing else is left. So one group notes the history of the job and a digest of its
 first state in the folder of the checkpoints, before the job commits a step. A group that starts later, with a fresh
 state of this digest, holds state 0 of this job: the job begins again from it, with the same bits.
@@ -52,7 +52,7 @@ def remove(folder: Path) -> None:
 
 
 def read(folder: Path) -> Beginning | None:
-    """The note in a folder without checkpoints. None if there is none, or if the log says why it cannot be read."""
+    """The note in a folder without checkpoints. None if there is none, or if it cannot be read, which is logged."""
     try:
         data = _data(folder)
     except FileNotFoundError:

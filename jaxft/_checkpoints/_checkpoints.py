@@ -2,36 +2,21 @@
 
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import jax
 
 from jaxft._base._numbers import whole
 from jaxft._base._room import start_thread
 from jaxft._base._transfers import MAY_TRANSFER
 from jaxft._checkpoints import _folder, _orbax, _sharing
-from jaxft._checkpoints._group import Group, OneProcess, agreed
+from jaxft._checkpoints._group import Group, OneProcess
 from jaxft._checkpoints._host import HostCopy
-from jaxft._checkpoints._manifest import (
-    LATER,
-    Damaged,
-    Manifest,
-    Unreadable,
-    check_changed,
-    difference,
-    differences,
-    digest_like,
-    leaves_of,
-    refusal,
-)
+from jaxft._checkpoints._manifest import Damaged, Manifest, Unreadable, check_changed, leaves_of
 from jaxft._checkpoints._parts import PartsCopy, check_storable
-from jaxft._checkpoints._reading import read, read_manifest
+from jaxft._checkpoints._reading import Restored, Wanted, read_checkpoint
 from jaxft._checkpoints._writer import Target, follow, lead, write
 from jaxft._errors import CannotRestore, ConfigurationError
 
@@ -40,28 +25,6 @@ _log = logging.getLogger("jaxft")
 
 # A checkpoint may be deleted while it is read, because there is a newer one. This often, the newer one is tried.
 _MOST_REPLACED = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What `Checkpoints.restore` found.
-
-    Attributes:
-        step: the number of committed steps behind the state.
-        state: the state, structured and placed like the one passed in.
-        history: the number passed to `save`.
-        digest: a digest of the state, equal when it was saved and when it was read: `jaxft.digest`, or 16 digits
-            computed on its devices if a group of several processes saved it.
-        folder: the folder of the checkpoint.
-        settings: the settings of the job that saved it, by name; None if it was saved before these were stored.
-    """
-
-    step: int
-    state: Any
-    history: int
-    digest: str
-    folder: Path
-    settings: Mapping[str, str] | None = None
 
 
 class Checkpoints:
@@ -109,10 +72,10 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._saving = 0  # the step that the thread saves
         self._saves = 0  # how many were begun
-        self._failure = ""  # of the last one that has ended
+        self._failure = ""  # of the last save that has ended
         # How long a save of another process is waited for, once the loop has ended.
         self._last_s: float | None = None
-        self._damaged: set[int] = set()  # what this process found when it was started
+        self._damaged: set[int] = set()  # found by this process when it was started
 
     @property
     def folder(self) -> Path:
@@ -141,7 +104,7 @@ class Checkpoints:
         except OSError as error:
             raise CannotRestore(
                 f"The folder of the checkpoints, {str(self._folder)!r}, cannot be read: {type(error).__name__}: "
-                f"{error}. Training does not start from scratch beside it. Let this process read it: check its "
+                f"{error}. Training does not start from scratch here. Let this process read it: check its "
                 "permissions, and the disk."
             ) from error
 
@@ -154,40 +117,9 @@ class Checkpoints:
             group: the processes that are to save together; all of them call this.
 
         Raises:
-            ConfigurationError: the folder is another job's, or cannot hold checkpoints; the message says why.
+            ConfigurationError: the folder is another job's, or cannot hold checkpoints.
         """
-        group, failure = group or OneProcess(), ""
-        try:
-            claims = partial(_sharing.claim, self._folder, job, takes_over="job" in changed)
-            _folder.with_patience("use the folder of the checkpoints", claims)
-        except ConfigurationError as error:
-            failure = str(error)
-        except OSError as error:
-            failure = (
-                f"The folder {str(self._folder)!r} cannot hold checkpoints: {error.strerror}. A save makes, writes, "
-                "syncs, renames, locks and reads files there. Check that the disk is mounted, has space, is writable "
-                "and has locks (on NFS, a lock service; on Lustre, the mount option flock), or name another folder."
-            )
-        if not (failure := group.agree("use the folder of the checkpoints", failure)) and group.size > 1:
-            failure = self._unseen(group)
-        if failure:
-            raise ConfigurationError(failure)
-
-    def _unseen(self, group: Group) -> str:
-        """Why the processes of a group do not see the same folder; "" if they do."""
-        number = secrets.randbits(60)
-        if not group.rank:
-            (self._folder / f".seen-{number}").mkdir()
-        number, failure = group.choose("look for a folder of rank 0", number), ""
-        if not (self._folder / f".seen-{number}").is_dir():
-            failure = (
-                f"Rank {group.rank} does not see in {str(self._folder)!r} what rank 0 has made there: put the "
-                "checkpoints on a file system that all processes share."
-            )
-        failure = group.agree("see the same folder of checkpoints", failure)
-        if not group.rank:
-            (self._folder / f".seen-{number}").rmdir()
-        return failure
+        _sharing.claim_together(self._folder, job, group or OneProcess(), takes_over="job" in changed)
 
     @MAY_TRANSFER
     def restore(
@@ -201,16 +133,16 @@ class Checkpoints:
     ) -> Restored | None:
         """Read the newest intact checkpoint.
 
-        A checkpoint that cannot be read, or whose digest differs from that of the saved state, is skipped with a
-        warning, and the one before it is tried. An error of the system is waited out first. The next save of a
-        damaged step replaces it. Unfinished checkpoints are ignored.
+        A checkpoint that cannot be read, or whose digest differs from the saved state's, is skipped with a warning,
+        and the checkpoint before it is tried. An error of the system is waited out first. The next save of a damaged
+        step replaces it. Unfinished checkpoints are ignored.
 
         Args:
-            like: a state with the wanted structure, shapes, dtypes and shardings, or types (`jax.ShapeDtypeStruct`).
-                Its arrays are given up as the new ones are placed. The shardings may differ from those of the saved
-                state, and so may the order of the leaves and what has no leaves.
+            like: a state with the wanted structure, shapes, dtypes and shardings, or their `jax.ShapeDtypeStruct`s.
+                Its arrays are given up as the new ones are placed. The saved state may have other shardings, another
+                order of the leaves, and other nodes without leaves.
             job: the job's name.
-            settings: the settings that must equal those of the checkpoint, by name; None: nothing is compared.
+            settings: settings that must equal the checkpoint's, by name; None: nothing is compared.
             changed: names of settings that were changed on purpose; with "job", another job's checkpoint is accepted.
             group: the processes that hold the state; all of them call this, and get the same step. None: this one.
 
@@ -218,19 +150,19 @@ class Checkpoints:
             The step and its state; None if there is no checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint is of another job, of another model, or of other settings; the message
-                says what differs. Or no checkpoint can hold such a state.
+            ConfigurationError: the checkpoint is of another job, of another model, or of other settings, which the
+                message names. Or no checkpoint can hold such a state.
             CannotRestore: there are checkpoints, and none can be read. Training never starts from scratch by itself.
         """
         check_changed(changed)
-        group = group or OneProcess()
+        group, wanted = group or OneProcess(), Wanted(job, settings, changed)
         check_storable(like, shapes=True)
         found: list[int] = []
         unreadable, replaced = "", 0  # why files of one cannot be read here
         while (step := self._newest(group, found)) is not None:
             found.insert(0, step)
             try:
-                return self._read(step, like, job, settings, changed, group)
+                return read_checkpoint(self._folder / str(step), like, wanted, group)
             except Damaged as error:
                 gone = not (self._folder / str(step)).is_dir() and replaced < _MOST_REPLACED
                 if group.choose("the checkpoint is gone", int(gone)):
@@ -259,59 +191,6 @@ class Checkpoints:
         """The newest step with a complete checkpoint that was not tried yet, as rank 0 sees them now."""
         mine = max((step for step in self.steps() if step not in tried), default=-1)
         return None if (chosen := group.choose("the checkpoint to read", mine + 1)) == 0 else chosen - 1
-
-    def _read(
-        self,
-        step: int,
-        like: Any,
-        job: str,
-        settings: Mapping[str, str] | None,
-        changed: Collection[str],
-        group: Group,
-    ) -> Restored:
-        folder = self._folder / str(step)
-        manifest = agreed(group, "read the manifest", lambda: read_manifest(folder, step, group))
-        if manifest.job != job and "job" not in changed:
-            raise ConfigurationError(
-                f"The checkpoint {str(folder)!r} is of the job {manifest.job!r}, but this is the job {job!r}. "
-                "Use a separate folder for each job; or, to continue from this checkpoint, add 'job' to `changed`."
-            )
-        self._compare(manifest, folder, settings, changed)
-        if differs := difference(manifest.leaves, leaves_of(like)):
-            raise ConfigurationError(
-                f"The checkpoint {str(folder)!r} is of a different state: {differs}. Restore with the model and the "
-                "optimizer that it was saved with, or choose another folder."
-            )
-        place = agreed(group, "read the state", lambda: read(folder, like, group))
-        leaves = place()
-        # In the order in which they were saved, which is that of the fields of the state's classes then.
-        by_name = dict(zip((name for name, _ in leaves_of(like)), leaves, strict=True))
-        names = [name for name, _ in manifest.leaves]
-        found = digest_like(manifest.digest, names, [by_name[name] for name in names])
-        agreed(group, "compare the digest", lambda: _check_digest(found, manifest.digest))
-        state = jax.tree.unflatten(jax.tree.structure(like), leaves)
-        return Restored(step, state, manifest.history, manifest.digest, folder, manifest.settings)
-
-    def _compare(
-        self,
-        manifest: Manifest,
-        folder: Path,
-        settings: Mapping[str, str] | None,
-        changed: Collection[str],
-    ) -> None:
-        """Refuse a checkpoint with other settings. Settings known only to the caller's step are compared later."""
-        if settings is None:
-            return
-        if manifest.settings is None:
-            _log.warning(
-                "The checkpoint %s does not store the settings that it was saved with, so it is restored without "
-                "comparing them.",
-                folder,
-            )
-            return
-        users = {name: value for name, value in manifest.settings.items() if name not in LATER}
-        if differing := differences(users, settings, changed):
-            raise ConfigurationError(refusal(str(folder), differing, manifest.step, changed))
 
     @MAY_TRANSFER
     def save(
@@ -348,8 +227,8 @@ class Checkpoints:
         if group.choose("skip the save", int(self._thread is not None and self._thread.is_alive())):
             if group.rank == 0:
                 _log.warning(
-                    "Skipped the checkpoint of step %d: that of step %d is still being written. If this happens "
-                    "often, save less often (every_steps is %d) or to a faster disk.",
+                    "Skipped the checkpoint of step %d: the checkpoint of step %d is still being written. If this "
+                    "happens often, save less often (every_steps is %d) or to a faster disk.",
                     *(step, self._saving, self._every_steps),
                 )
             return
@@ -397,7 +276,7 @@ class Checkpoints:
         self._failure = failure
 
     def last_comes(self, patience_s: float) -> None:
-        """The loop has ended: what is saved now is the last state, which other groups may save, too.
+        """The loop has ended: the next save is of the last state, which other groups may save, too.
 
         Args:
             patience_s: for how long another group that saves may write nothing before this one saves, too.
@@ -440,15 +319,10 @@ def _taking(copy: Callable[[], _T], *, now: bool) -> Callable[[], _T]:
         copied = copy()
     except Exception as caught:
         # Logged as any failed save. Most likely the host has no memory for the copy.
-        error = caught.with_traceback(None)  # which holds what was copied
+        error = caught.with_traceback(None)  # which holds copied arrays
 
         def fail() -> _T:
             raise error
 
         return fail
     return lambda: copied
-
-
-def _check_digest(read: str, saved: str) -> None:
-    if read != saved:
-        raise Damaged(f"the state read has the digest {read}, but the state saved had {saved}")

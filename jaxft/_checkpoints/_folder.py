@@ -38,7 +38,7 @@ _FIRST_PAUSE_S = 0.05
 # An error of the system may pass: a mounted disk that is away, descriptors that another program gives back.
 PATIENCE_S = 20.0
 _LONGEST_PAUSE_S = 1.0
-# Errors that say what is in a folder, and not how the system is.
+# Errors about the contents of a folder, not about the system.
 _ABOUT_FILES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _DO_NOT_PASS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 # Disks that cannot sync a folder (CIFS, some of FUSE) answer with one of these.
@@ -60,11 +60,11 @@ _STATUSES = {
     ),
 }
 _synced = 0
-_unsynced: set[int] = set()  # the devices for which the log has said it
+_unsynced: set[int] = set()  # the devices that were warned about
 
 
 def code_of_the_system(error: BaseException) -> int | None:
-    """The number of an error of the system in an exception, or in what it comes from; None: it is about the files."""
+    """The number of an error of the system in an exception, or in its causes; None: it is about the files."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError) and found.errno is not None and found.errno not in _ABOUT_FILES:
@@ -110,7 +110,7 @@ def said_if_slow(folder: Path, what: str) -> Iterator[None]:
 
     timer = threading.Timer(SLOW_WAIT_S, say)
     timer.daemon = True
-    with contextlib.suppress(RuntimeError):  # no room for a thread: what it says is not worth a wait
+    with contextlib.suppress(RuntimeError):  # no room for a thread: the message is not worth a wait
         timer.start()
     try:
         yield

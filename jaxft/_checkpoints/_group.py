@@ -21,11 +21,11 @@ class Group(Protocol):
     @property
     def size(self) -> int: ...
 
-    def choose(self, what: str, number: int) -> int:
+    def choose(self, what: str, number: int, /) -> int:
         """Return rank 0's number, in every process."""
         ...
 
-    def agree(self, what: str, failure: str) -> str:
+    def agree(self, what: str, failure: str, /) -> str:
         """Return why it failed in some process, in every process; "" if it failed in none."""
         ...
 
@@ -37,11 +37,11 @@ class Group(Protocol):
         """Start the digest of the state that is saved, on the devices. Called only if there are several processes."""
         ...
 
-    def save_begins(self, number: int, folder: str) -> str:
+    def save_begins(self, number: int, folder: str, /) -> str:
         """Return rank 0's folder, in every process. `number` counts the saves."""
         ...
 
-    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+    def save_ends(self, number: int, failure: str, /) -> Sequence[str]:
         """Tell rank 0 how this process's part of a save went. In rank 0: wait for all, and return their failures."""
         ...
 
@@ -52,10 +52,10 @@ class OneProcess:
     rank = 0
     size = 1
 
-    def choose(self, what: str, number: int) -> int:
+    def choose(self, _what: str, number: int) -> int:
         return number
 
-    def agree(self, what: str, failure: str) -> str:
+    def agree(self, _what: str, failure: str) -> str:
         return failure
 
     def got_on(self) -> None:
@@ -64,10 +64,10 @@ class OneProcess:
     def digest(self) -> PendingDigest:
         raise AssertionError("a process alone computes it on its host")
 
-    def save_begins(self, number: int, folder: str) -> str:
+    def save_begins(self, _number: int, folder: str) -> str:
         return folder
 
-    def save_ends(self, number: int, failure: str) -> Sequence[str]:
+    def save_ends(self, _number: int, failure: str) -> Sequence[str]:
         return [failure] if failure else []
 
 

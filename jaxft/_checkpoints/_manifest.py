@@ -1,4 +1,4 @@
-"""The manifest: a checkpoint's description of itself, as JSON beside the arrays; and its settings, compared."""
+"""The manifest: a checkpoint's description of itself, as JSON next to the arrays; and its settings, compared."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from jaxft._arrays._device_digest import StateDigest
 from jaxft._arrays._digest import digest_of_leaves
 from jaxft._errors import ConfigurationError
 
-# The prefix of users' own settings, which are stored beside jaxft's.
+# The prefix of users' own settings, which are stored with jaxft's.
 _USERS = "settings."
 _NONE = "(none)"
 # Known only from the first call of the step.
@@ -21,7 +21,7 @@ LATER = frozenset({"shards", "closed-over arrays"})
 
 
 class Damaged(Exception):
-    """A checkpoint cannot be used. The message says why, as the end of a sentence."""
+    """A checkpoint cannot be used. The message is the reason, as the end of a sentence."""
 
 
 class Unreadable(Damaged):
@@ -144,7 +144,7 @@ def differences(
 def refusal(
     where: str, differing: list[tuple[str, str, str]], step: int, changed: Collection[str] = ()
 ) -> str:
-    """The error: what differs, what a change means, and what to do. `changed` are the changes already allowed."""
+    """The error: the differences, their effect, and the remedy. `changed` are the changes already allowed."""
     lines = [f"The checkpoint {where!r} was saved by a run with different settings:"]
     lines += [f"  {name}: saved {was!r}, now {now!r}" for name, was, now in differing]
     lines += [f"  {_shards(was, now, step)}" for name, was, now in differing if name == "shards"]

@@ -1,4 +1,4 @@
-"""Orbax's format: one tree of numpy arrays, with JSON beside it.
+"""Orbax's format: one tree of numpy arrays, and JSON files.
 
 Orbax writes it for a group of one process. A group of several writes the same files itself (`describe`, `_zarr`); the
 tests compare the two. Orbax takes most of a second to import, so it is imported when a checkpoint is first written.
@@ -60,7 +60,7 @@ def _stored(tree: Any) -> Any:
 
 
 def as_stored(array: np.ndarray) -> np.ndarray:
-    """An array as TensorStore accepts it: one of another dtype (uint4) as its bytes."""
+    """An array as TensorStore accepts it: an unknown dtype (uint4) as bytes."""
     dtype = stored_dtype(array.dtype.name)
     return array if dtype == array.dtype.name else array.view(dtype)
 
@@ -94,7 +94,7 @@ def describe(written: Path, tree: Any, metadata: Mapping[str, Any], *, began_ns:
 
     Args:
         written: the folder of the checkpoint.
-        tree: the state as dicts, lists and tuples, with None for what is not stored as an array.
+        tree: the state as dicts, lists and tuples, with None for leaves that are not stored as arrays.
         metadata: what `read_metadata` returns.
         began_ns: when the save began, in nanoseconds since 1970.
     """

@@ -1,4 +1,4 @@
-"""What one process of several holds of a state, in host memory, to be saved with what the others hold."""
+"""The parts of a state that one process of several saves, in host memory."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,7 +81,7 @@ def _check_leaf(name: str, leaf: Any, *, shapes: bool) -> None:
 class PartsCopy:
     """A copy of this process's parts of a state, that later changes of the state do not affect.
 
-    Everything is copied at once; every block of a leaf that several processes hold is copied by one of them.
+    Everything is copied at once; of processes that hold the same block of a leaf, one copies it.
     """
 
     def __init__(self, state: Any, digest: PendingDigest) -> None:

@@ -8,21 +8,61 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from jaxft_protocol.values import SLOW_WAIT_S, LongWait
 
 from jaxft._base._room import start_thread
 from jaxft._checkpoints import _folder
+from jaxft._checkpoints._group import Group
 from jaxft._errors import ConfigurationError
 
 _log = logging.getLogger("jaxft")
 
 JOB = ".job"
 _POLL_S, LOOK_S, _JOIN_S = 0.05, 1.0, 0.5
+
+
+def claim_together(folder: Path, job: str, group: Group, *, takes_over: bool) -> None:
+    """As `claim`, by all processes of a group, which must see the same folder. Raises ConfigurationError."""
+    failure = ""
+    try:
+        claims = partial(claim, folder, job, takes_over=takes_over)
+        _folder.with_patience("use the folder of the checkpoints", claims)
+    except ConfigurationError as error:
+        failure = str(error)
+    except OSError as error:
+        failure = (
+            f"The folder {str(folder)!r} cannot hold checkpoints: {error.strerror}. A save makes, writes, syncs, "
+            "renames, locks and reads files there. Check that the disk is mounted, has space, is writable and has "
+            "locks (on NFS, a lock service; on Lustre, the mount option flock), or name another folder."
+        )
+    if not (failure := group.agree("use the folder of the checkpoints", failure)) and group.size > 1:
+        failure = _unseen(folder, group)
+    if failure:
+        raise ConfigurationError(failure)
+
+
+def _unseen(folder: Path, group: Group) -> str:
+    """Why the processes of a group do not see the same folder; "" if they do."""
+    number = secrets.randbits(60)
+    if not group.rank:
+        (folder / f".seen-{number}").mkdir()
+    number, failure = group.choose("look for a folder of rank 0", number), ""
+    if not (folder / f".seen-{number}").is_dir():
+        failure = (
+            f"Rank {group.rank} does not see in {str(folder)!r} what rank 0 has made there: put the checkpoints on a "
+            "file system that all processes share."
+        )
+    failure = group.agree("see the same folder of checkpoints", failure)
+    if not group.rank:
+        (folder / f".seen-{number}").rmdir()
+    return failure
 
 
 def claim(folder: Path, job: str, *, takes_over: bool) -> None:
@@ -35,7 +75,7 @@ def claim(folder: Path, job: str, *, takes_over: bool) -> None:
 
     Raises:
         ConfigurationError: it is another job's folder.
-        OSError: the folder does not do; the text says in what.
+        OSError: the folder cannot hold checkpoints; the text has the reason.
     """
     doing = "made"
     try:
@@ -48,11 +88,11 @@ def claim(folder: Path, job: str, *, takes_over: bool) -> None:
                 doing = "synced"
                 _folder.sync(work)
                 _folder.sync_names(folder)
-                doing = "changed by renaming what is in it"
+                doing = "changed by renaming files"
                 (work / "a").rename(work / "b")
                 doing = "read"
                 if (work / "b").read_text() != job:
-                    raise OSError(errno.EIO, "what was read is not what was written")
+                    raise OSError(errno.EIO, "the file has other contents than were written")
             doing = "claimed for this job"
             _claim(folder, job, takes_over=takes_over)
     except OSError as error:

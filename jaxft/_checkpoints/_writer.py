@@ -41,7 +41,7 @@ class Target:
 
 
 def write(target: Target, manifest: Manifest, take: Callable[[], HostCopy]) -> None:
-    """Write a checkpoint, unless the step has one, and delete what is older than the `keep` newest.
+    """Write a checkpoint, unless the step has one, and delete all but the `keep` newest.
 
     Args:
         target: where.
@@ -49,7 +49,7 @@ def write(target: Target, manifest: Manifest, take: Callable[[], HostCopy]) -> N
         take: returns the copy of the state; called once.
 
     Raises:
-        Exception: what the disk or Orbax raised. Complete checkpoints have not been touched then.
+        Exception: of the disk or of Orbax. Complete checkpoints have not been touched then.
     """
     with _turn(target, manifest) as mine:
         if not mine:
@@ -71,7 +71,7 @@ def lead(
     """In rank 0: as `write`, together with the other processes of the group, which `follow`.
 
     Raises:
-        Exception: what the disk or TensorStore raised, here or in another process.
+        Exception: of the disk or of TensorStore, here or in another process.
     """
     step, began_ns = manifest.step, time.time_ns()
     begun = False
@@ -88,7 +88,7 @@ def lead(
                 _write_together(written, lambda: copy, group, number)
                 manifest = dataclasses.replace(manifest, digest=short_digest(copy.digest.result()))
                 _zarr.merge(written / STATE, group.size)
-                tree = filled(copy.skeleton, [None if 0 in one.type.shape else 0 for one in copy.arrays])
+                tree = filled(copy.skeleton, [None if 0 in array.type.shape else 0 for array in copy.arrays])
                 describe(written, tree, manifest.to_json(), began_ns=began_ns)
                 _publish(work, target, step)
     finally:
@@ -97,7 +97,7 @@ def lead(
 
 
 def follow(folder: Path, step: int, take: Callable[[], PartsCopy], group: Group, number: int) -> None:
-    """In the other processes: write this one's parts where rank 0 says. Raises as `lead`."""
+    """In the other processes: write their parts into rank 0's folder. Raises as `lead`."""
     if work := group.save_begins(number, ""):
         _write_together(folder / work / str(step), take, group, number)
 
@@ -122,7 +122,7 @@ def is_saved(folder: Path, step: int, job: str, damaged: Set[int]) -> bool:
     there = folder / str(step)
     try:
         found = read_metadata(there).get("job", job)
-    except (OSError, ValueError):  # it is damaged, or gone: its reader says so
+    except (OSError, ValueError):  # it is damaged, or gone, which its reader reports
         return True
     if found != job:
         raise FileExistsError(
@@ -160,7 +160,7 @@ def _write_parts(state: Path, copy: PartsCopy, rank: int) -> None:
 
 
 def _publish(work: Path, target: Target, step: int) -> None:
-    """Publish what was written in an unfinished folder, and delete what it supersedes."""
+    """Publish the contents of an unfinished folder, and delete superseded checkpoints."""
     folder = target.folder
     if step in target.damaged:
         _folder.retire(folder, step, work)

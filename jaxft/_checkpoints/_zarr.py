@@ -41,7 +41,7 @@ def write_parts(
     in_flight = 0
     for part, array in parts:
         if not array.size:
-            continue  # its shape says it all
+            continue  # the shape is known
         stored = arrays[part.leaf]
         spec = _spec(own_folder(state, rank), stored, array.shape)
         target = ts.open(spec, context=context, create=True, open=True).result()
@@ -56,7 +56,7 @@ def write_parts(
 
 
 def merge(state: Path, ranks: int) -> None:
-    """Make one database of those that the processes have written. TensorStore's errors propagate."""
+    """Make one database of the processes' databases. TensorStore's errors propagate."""
     ts = _tensorstore()
     context = ts.Context()  # of all: databases of two contexts cannot refer to the same files
 
@@ -66,7 +66,7 @@ def merge(state: Path, ranks: int) -> None:
     transaction = ts.Transaction(atomic=True)
     whole = opened(state).with_transaction(transaction)
     own = [own_folder(state, rank) for rank in range(ranks)]
-    copies = [opened(one).experimental_copy_range_to(whole) for one in own if any(one.iterdir())]
+    copies = [opened(each).experimental_copy_range_to(whole) for each in own if any(each.iterdir())]
     for copy in copies:
         copy.result()
     transaction.commit_sync()
@@ -77,7 +77,7 @@ def read_parts(
 ) -> Iterator[tuple[Part, np.ndarray]]:
     """Read parts of some arrays, array by array. TensorStore's errors propagate.
 
-    The chunks on disk may be larger than the parts, as those of one process are. So each array is read once: the
+    The chunks on disk may be larger than the parts, as a single process writes them. So each array is read once: the
     smallest block that has all the parts.
     """
     ts = _tensorstore()
@@ -143,7 +143,7 @@ def _spec(own: Path, stored: Stored, chunk: Sequence[int]) -> dict[str, Any]:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
             "codecs": [{"name": "sharding_indexed", "configuration": shards}],
         },
-        # A chunk of zeros is on disk like any other, so that one that is missing is noticed.
+        # A chunk of zeros is on disk like any other, so that a missing chunk is noticed.
         "store_data_equal_to_fill_value": True,
     }
 
