@@ -39,7 +39,7 @@ from jaxft.data._from_state import FromState
 _log = logging.getLogger("jaxft")
 
 
-def fault_tolerant(
+def fault_tolerant(  # noqa: PLR0913 - the settings of a step, by name
     train_step: Callable[..., tuple[Any, Any]] | Diloco,
     manager: AnyManager | None,
     *,
@@ -54,14 +54,14 @@ def fault_tolerant(
     """Make a train step fault-tolerant across replica groups.
 
     The step is an ordinary, pure function of a state and a batch which averages with `jaxft.pmean`, or sums with
-    `jaxft.psum`. It is traced once for each type of its arguments, cut there, and compiled to two programs: one
-    that computes what is averaged, and one that applies the means. Between the two, groups exchange and vote.
-    Do not wrap it in `jax.jit`: that is done here. A step that averages what depends on earlier means and on the
-    batch has several such exchanges, and still one vote.
+    `jaxft.psum`. It is traced once for each type of its arguments, cut there, and compiled to two programs: the first
+    computes the values to average, the second applies the means. Between the two, groups exchange and vote. Do not
+    wrap it in `jax.jit`: `fault_tolerant` compiles it. A step that averages values that depend on earlier means and
+    on the batch has several such exchanges, and still one vote.
 
     If a group fails during a step, the others compute the shards that it had taken and commit that same step.
-    An attempt that fails leaves the state untouched. What was proved when the step was traced is that groups
-    cannot drift apart: a new state that derives from the batch other than through pmean is refused.
+    An attempt that fails leaves the state untouched. Groups cannot drift apart: tracing refuses a new state that
+    derives from the batch other than through pmean.
 
     A committed step consumes the state that it was given, whose arrays are deleted: keep only the new one.
 
@@ -93,19 +93,19 @@ def fault_tolerant(
         axis_name: the name that the step has for the axis of the shards, if it was written for `jax.pmap` or
             `jax.shard_map`. `lax.pmean`, `lax.psum`, `lax.all_gather`, `lax.psum_scatter`, `lax.pmax`, `lax.pmin`,
             `lax.axis_index` and `lax.axis_size` over it then are over all shards, at the top level of the step
-            (those that exchange also in a `scan`), and may be differentiated as those of JAX. Needs `shards`, the
+            (also in a `scan`, if they exchange), and may be differentiated as in JAX. Needs `shards`, the
             size of the axis.
         arrays: which leaves of the state the step may change, for a state that holds functions and settings too:
             `arrays=equinox.is_array` for a module of equinox. The other leaves are part of the program: the step is
             given them, and returns them as they were. By default all leaves, which are arrays and numbers.
-        nonfinite: what the job does with a step whose means (or sums) are not finite. "raise" ends it for all groups
-            with `NonFinite`, and nothing of that step is applied. "skip" leaves the state as it was and goes on with
-            the next step: metrics are blank, and `report.nonfinite` says why. "allow" applies it: for steps that
-            deal with infinities themselves, such as those that scale their loss. "warn" applies it too, and says so
-            once in the log; it looks at the first 1,024 elements of each leaf only. The decision is the job's, never
-            one group's, and must be chosen alike in all groups.
-        overlap: into how many programs to divide what computes the gradients. With 2 or more, a group exchanges the
-            gradients that are ready first while its devices compute the others (see docs/performance.md). Must be
+        nonfinite: how the job treats a step whose means (or sums) are not finite. "raise" ends it for all groups
+            with `NonFinite`, and nothing of the step is applied. "skip" leaves the state as it was and continues with
+            the next step: metrics are blank, and `report.nonfinite` has the reason. "allow" applies it: for steps
+            that deal with infinities themselves, such as by scaling their loss. "warn" applies it too, and logs it
+            once; it looks at the first 1,024 elements of each leaf only. The decision is the job's, never one
+            group's, and must be chosen alike in all groups.
+        overlap: into how many programs to divide the computation of the gradients. With 2 or more, a group exchanges
+            the gradients that are ready first while its devices compute the others (see docs/performance.md). Must be
             equal in all groups.
         static_argnums: positions of further arguments of `train_step` that are part of the program, as in
             `jax.jit`. They must be hashable; the first two arguments cannot be static.
@@ -143,7 +143,7 @@ def from_functions(
 ) -> "Step":
     """Make a fault-tolerant step of two functions, for those who would rather cut it themselves.
 
-    All that is said of `jaxft.fault_tolerant` holds: the same programs, checks and failures.
+    As with `jaxft.fault_tolerant`: the same programs, checks and failures.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxft
@@ -160,7 +160,7 @@ def from_functions(
             pytree of floating point arrays, is averaged; `local`, any pytree, stays in the group.
         update_fn: `update_fn(state, means, local) -> (new_state, metrics)`, once the job has committed. Its
             metrics may derive from `local`, its new state may not. If the group computed several shards,
-            `local` is that of the lowest. A group that joins calls it without a `local`.
+            `local` is the lowest shard's. A group that joins calls it without a `local`.
         manager: as in `jaxft.fault_tolerant`.
         shards: as there.
         nonfinite: as there.
@@ -182,7 +182,7 @@ def from_functions(
 
 
 class _Options(NamedTuple):
-    """What is decided about a step, apart from its function."""
+    """The options of a step."""
 
     axis: Axis
     nonfinite: Policy
@@ -250,8 +250,8 @@ class Step:
     def join(self, state: Any, batch: Any, *static: Any, **static_kw: Any) -> Any:
         """Join the job before the first step; return the job's state, and let `manager.step` be its step.
 
-        Compiles the step, and heals if the job is under way. So what the program does before its first step, such as
-        an evaluation, is done with the state of the job, not with a fresh one. It returns once this group is ready
+        Compiles the step, and heals if the job is under way. So an evaluation before the first step, for example, has
+        the state of the job, not a fresh one. It returns once this group is ready
         for a step: a member of the job, with the newest state; a spare, after the job's next step. Without a manager
         it returns `state`.
 
@@ -285,8 +285,8 @@ class Step:
         checkpoint of state `n` is from before the edit of step `n`; a run that resumes there makes the edit again.
 
         So whether it is called at a step, and what `function` does, may depend only on the number of the step and on
-        the state: a group that joins knows no other history. What a decision needs, such as the losses of the last
-        steps, belongs into the state. If groups differ, those that are not of the majority end with `Evicted`, and
+        the state: a group that joins knows no other history. The basis of a decision, such as the losses of the last
+        steps, belongs into the state. If groups differ, groups outside the majority end with `Evicted`, and
         without a majority the job halts with `JobHalted`.
 
         An edit stays if an exception leaves the step that follows it. An iteration that is tried again then does not
@@ -307,7 +307,7 @@ class Step:
             [-0.5, -0.5, -0.5]
 
         Args:
-            state: what the step returned; not consumed.
+            state: the result of the step; not consumed.
             function: returns the new state: a pytree of the same structure, shapes and dtypes. It may return leaves
                 as they are, and must not donate them.
 
@@ -351,14 +351,14 @@ class Step:
         Args:
             state: the state; consumed.
             batch: this group's batch, or a function `batch(step, shard)` that returns the batch of any shard:
-                then the others can compute what a lost group had taken, and no sample is lost. It must be pure.
+                then the others can compute a lost group's shards, and no sample is lost. It must be pure.
                 A `jaxft.data.FromState` makes batches of the state, too.
             *static: the static arguments that were declared.
-            **static_kw: those that are given by name.
+            **static_kw: static arguments by name.
 
         Returns:
             The new state and the metrics. Metrics that derive from the batch without passing through pmean are
-            those of this group: of the lowest shard that it computed, NaN if it computed none.
+            this group's own: of the lowest shard that it computed, NaN if it computed none.
 
         Raises:
             StepError: the step cannot be cut; the first call of each type of arguments finds out.
@@ -412,7 +412,7 @@ class Step:
         return state if self._static_leaves is None else self._static_leaves.whole(state)
 
     def _returned(self, result: Any) -> Any:
-        """What a call returns, as the last thing that it does."""
+        """Return a result from a call: the last thing before the user has it."""
         self._engine.loop.returned()
         return result
 
@@ -450,7 +450,7 @@ class Step:
             self._manager._compare_ranks({"overlap": str(self._overlap)})
 
     def _leaves(self, programs: Programs, state: Any) -> Sequence[jax.Array]:
-        """The leaves of a state, which is the one that went out last.
+        """The leaves of a state, which is the newest that a call returned.
 
         If the last call could not return the state that it had come to, `state` is an older one, which may be
         consumed: it stands for the newest.
@@ -461,8 +461,8 @@ class Step:
             return programs.state_leaves(state)
         if self._engine.loop.lacks(held):
             _log.warning(
-                "the last call of the step was interrupted before it could return the state: goes on with that of "
-                "step %d",
+                "the last call of the step was interrupted before it could return the state: continues with the "
+                "state of step %d",
                 self._engine.step,
             )
             return held

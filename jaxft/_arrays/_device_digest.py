@@ -34,8 +34,8 @@ _BUDGET_S = 1e-3
 # on any recent data-centre GPU or TPU; half of that is assumed, not measured.
 _BYTES_PER_S = {"cpu": 5e9}
 _BYTES_PER_S_ELSEWHERE = 500e9
-# So many leaves of one kind are summed by one program, which is called for each such part of them. XLA compiles a
-# program in 9 ms of processor time for each leaf.
+# One program sums this many leaves of one kind, and is called as often as necessary. XLA compiles a program in 9 ms
+# of processor time for each leaf.
 _TOGETHER = 32
 
 _Sums: TypeAlias = tuple[jax.Array, jax.Array]
@@ -80,7 +80,7 @@ class StateDigest:
             # On two or more CPU devices, a program that is given such an array crashes the process.
             raise ConfigurationError(
                 f"Leaf {deleted[0]} of the {len(leaves)} leaves of the state was consumed by an earlier step, or by "
-                "other code that donates it, so the state cannot be compared with that of the other groups. Use only "
+                "other code that donates it, so the state cannot be compared with other groups' states. Use only "
                 "the state that the step returned (`state, metrics = step(state, batch)`)."
             )
         shardings = _shardings(leaves)
@@ -90,7 +90,7 @@ class StateDigest:
         if kinds not in self._plans:
             self._plans[kinds] = _plan_for(leaves, kinds)
         parts, order = self._plans[kinds]
-        sums = [one for fold, numbers in parts for one in fold([leaves[number] for number in numbers])]
+        sums = [part for fold, numbers in parts for part in fold([leaves[number] for number in numbers])]
         return PendingDigest(sums, order)
 
 
@@ -107,7 +107,7 @@ class PendingDigest:
         return high << 32 | low
 
     def of_leaves(self) -> list[int]:
-        """Wait for the digest; return one of each leaf."""
+        """Wait for the digest; return the digests of the leaves."""
         return [high << 32 | low for low, high in self._table[:, :2].tolist()]
 
     def apart(self) -> list[int]:
@@ -136,8 +136,8 @@ def period_steps(state_bytes: int, platform: str) -> int:
 def _shardings(leaves: Sequence[jax.Array]) -> list[Sharding]:
     """Where the leaves lie in the program that sums them.
 
-    Leaves that were not placed are brought to the devices of those on a mesh, where the first step leaves them, so
-    that the digests of the first state and of later ones are one program.
+    Unplaced leaves are brought to the devices of leaves on a mesh, where the first step leaves them, so that the
+    digests of the first state and of later ones are one program.
     """
     shardings = [leaf.sharding for leaf in leaves]
     on = next(filter(None, (_mesh(leaf.sharding) for leaf in leaves if leaf.committed)), None)
@@ -145,7 +145,7 @@ def _shardings(leaves: Sequence[jax.Array]) -> list[Sharding]:
         return shardings
     free = [not leaf.committed and len(leaf.sharding.device_set) == 1 for leaf in leaves]
     everywhere = NamedSharding(on, PartitionSpec())
-    return [everywhere if loose else one for loose, one in zip(free, shardings, strict=True)]
+    return [everywhere if loose else own for loose, own in zip(free, shardings, strict=True)]
 
 
 def _mesh(sharding: Sharding) -> Mesh | None:
@@ -170,7 +170,7 @@ def _plan_for(leaves: Sequence[jax.Array], kinds: Sequence[_Kind]) -> _Plan:
 
 
 def _divided(kinds: Sequence[_Kind]) -> list[Sequence[int]]:
-    """The numbers of the leaves, divided into those of one kind, as many as are summed together, and the others."""
+    """The numbers of the leaves, divided into sets of `_TOGETHER` leaves of one kind, and the others."""
     alike: dict[_Kind, list[int]] = {}
     for number, kind in enumerate(kinds):
         alike.setdefault(kind, []).append(number)
@@ -206,7 +206,7 @@ def _fold_for(
             for mesh, numbers in meshes.items()
         ]
 
-    # Leaves without a mesh are computed on the devices of those with one; their sums are replicated.
+    # Leaves without a mesh are computed on the devices of leaves with a mesh; their sums are replicated.
     results = [
         None if placed is None else NamedSharding(placed if mesh is None else mesh, PartitionSpec())
         for mesh in meshes
@@ -264,9 +264,9 @@ def _offset(axes: tuple[str, ...], size: int) -> jax.Array:
 
 
 def _joined_copies(sums: jax.Array, mesh: Mesh, split: frozenset[str]) -> jax.Array:
-    """The sums of leaves that these axes divide, from those of all devices: of one copy of each; [leaves, 3].
+    """The sums of leaves that these axes divide, from the sums of all devices: of one copy of each leaf; [leaves, 3].
 
-    If copies differ, so do the sums: memory that flips a bit of any copy is noticed. The last column says of which.
+    If copies differ, so do the sums: memory that flips a bit of any copy is noticed. The last column marks the leaf.
     """
     copies = jnp.sum(
         sums,

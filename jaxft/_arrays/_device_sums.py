@@ -1,9 +1,9 @@
 """Sums of contributions in the memory of an accelerator.
 
-Additions of XLA on a GPU are those of IEEE 754, as numpy's are, so a sum has the same bits on either. That is not
-taken for granted: a device adds only if it has added chosen values as numpy does, denormals among them
-(`--xla_gpu_ftz` would flush them). Otherwise, and always on CPU, where XLA's threads may flush them, the host adds.
-Which of two NaNs a sum keeps makes no difference: the result of an exchange has one NaN only.
+XLA on a GPU adds by IEEE 754, as numpy does, so a sum has the same bits on either. That is not taken for granted: a
+device adds only if it has added chosen values as numpy does, denormals among them (`--xla_gpu_ftz` would flush them).
+Otherwise, and always on CPU, where XLA's threads may flush them, the host adds. Which of two NaNs a sum keeps makes
+no difference: the result of an exchange has one NaN only.
 """
 
 import contextlib
@@ -36,8 +36,8 @@ class DeviceSums:
 
     Args:
         layout: of the contributions.
-        shardings: those of their leaves. A program adds those on the same devices.
-        reserved_bytes: what the next `compute` takes of each device's memory, which sums must not take from it.
+        shardings: of their leaves. A program adds the leaves on the same devices.
+        reserved_bytes: the memory of each device that the next `compute` needs, and sums must not take.
     """
 
     def __init__(self, layout: Layout, shardings: Sequence[Sharding], reserved_bytes: int) -> None:
@@ -47,7 +47,7 @@ class DeviceSums:
         self._shapes = [spec.shape for spec in layout.specs]
         self._shardings = list(shardings)
         self._reserved_bytes = reserved_bytes
-        # The numbers of the leaves that are on the same devices, and what adds them.
+        # The numbers of the leaves that are on the same devices, and their adders.
         on_devices: dict[frozenset[Any], list[int]] = {}
         for number, sharding in enumerate(shardings):
             on_devices.setdefault(frozenset(sharding.device_set), []).append(number)
@@ -56,28 +56,28 @@ class DeviceSums:
         self._needed_bytes = self._sum_bytes()
 
     def compile(self) -> None:
-        """Compile what can be needed: a failure of another group must not find a program missing."""
+        """Compile all programs: after a failure of another group none must be missing."""
         for left, right in ((False, False), (True, False), (True, True)):
             self._adders[left, right] = [
                 _adder(
                     [(self._sum_dtypes[number], self._operations[number]) for number in numbers],
                     [self._shardings[number] for number in numbers],
-                    self._specs(numbers, left),
-                    self._specs(numbers, right),
+                    self._specs(numbers, summed=left),
+                    self._specs(numbers, summed=right),
                     consumes_left=left,
                 )
                 for numbers in self._together
             ]
 
     def have_room(self) -> bool:
-        """Whether each device has memory left for one more sum of all leaves, beside the next `compute`."""
+        """Whether each device has memory left for one more sum of all leaves and for the next `compute`."""
         return all(
             free_bytes(device) >= self._reserved_bytes + needed
             for device, needed in self._needed_bytes.items()
         )
 
     def _sum_bytes(self) -> dict[Any, int]:
-        """What the sum of all leaves takes of each of this process's devices."""
+        """The bytes of the sum of all leaves on each of this process's devices."""
         found: dict[Any, int] = {}
         for dtype, shape, sharding in zip(self._sum_dtypes, self._shapes, self._shardings, strict=True):
             piece_bytes = np.dtype(dtype).itemsize * int(np.prod(sharding.shard_shape(shape)))
@@ -115,7 +115,7 @@ class DeviceSums:
             found.update(zip(numbers, sums, strict=True))
         return [found[number] for number in range(len(left))]
 
-    def _specs(self, numbers: Sequence[int], summed: bool) -> list[jax.ShapeDtypeStruct]:
+    def _specs(self, numbers: Sequence[int], *, summed: bool) -> list[jax.ShapeDtypeStruct]:
         dtypes = self._sum_dtypes if summed else self._dtypes
         return [
             jax.ShapeDtypeStruct(
@@ -150,7 +150,7 @@ def _adder(
 
 @contextlib.contextmanager
 def _any_values() -> Iterator[None]:
-    """Have JAX not look for NaN and infinities: as on the host, the result of the exchange is what is looked at."""
+    """Have JAX not look for NaN and infinities: the result of the exchange is checked, as on the host."""
     with jax.debug_nans(False), jax.debug_infs(False):
         yield
 
@@ -159,11 +159,11 @@ def _any_values() -> Iterator[None]:
 def device_sums(
     layout: Layout, shardings: tuple[Sharding, ...], reserved_bytes: int = 0
 ) -> DeviceSums | None:
-    """The sums of a layout, compiled; None where the host has to add: on CPU, and on what adds to other bits."""
+    """The sums of a layout, compiled; None where the host has to add: on CPU, and where the bits would differ."""
     if not layout.specs:
         return None
     devices = {device for sharding in shardings for device in sharding.addressable_devices}
-    device = min(devices, key=lambda one: one.id)
+    device = min(devices, key=lambda device: device.id)
     pairs = sorted({(region.dtype, region.sum_dtype) for region in layout.regions})
     if not is_accelerator(device) or not all(adds_as_numpy(device, *pair) for pair in pairs):
         return None
@@ -174,7 +174,7 @@ def device_sums(
 
 
 def free_bytes(device: Any) -> int:
-    """What a device's memory has left for sums; 0 if its backend does not tell."""
+    """A device's free memory for sums; 0 if its backend does not report it."""
     stats = _memory_stats(device) or {}
     limit = stats.get("bytes_limit", 0)
     return limit - limit // _SPARE_PART - stats.get("bytes_in_use", 0)
@@ -186,14 +186,14 @@ def _memory_stats(device: Any) -> Any:
 
 @functools.cache
 def adds_as_numpy(device: Any, dtype: str, sum_dtype: str) -> bool:
-    """Whether a device adds values of a dtype, and of that in which they are summed, with numpy's bits."""
+    """Whether a device adds values of a dtype, and of its dtype of sums, with numpy's bits."""
     outcomes: list[int | Exception] = []
 
     def compare() -> None:
         try:
             with _any_values():
                 outcomes.append(sum(_differ(device, of, sum_dtype) for of in {dtype, sum_dtype}))
-        except Exception as error:  # said below: then the host adds
+        except Exception as error:  # logged below: then the host adds
             outcomes.append(error)
 
     # In another thread, where no mesh of the user's is set. It only compiles and runs, for which JAX has no deadline.

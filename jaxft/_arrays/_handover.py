@@ -1,4 +1,4 @@
-"""Hands each block of a leaf from the process to whose lane it belongs to the others of the group that hold it.
+"""Hands each block of a leaf from the process of its lane to the others of the group that hold it.
 
 All blocks that are handed over between the same sets of devices go as one run of bytes per device, in one all-gather
 among each set. It calculates nothing, so values of any type keep their bits.
@@ -68,7 +68,7 @@ class _Round:
 
     @cached_property
     def size_bytes(self) -> int:
-        """The bytes of a device: those of the one that has most."""
+        """The bytes of the device that has most."""
         return max(1, *(sum(map(self._bytes, own)) for parts in self.parts for own in parts))
 
     def run(self, found: dict[Part, np.ndarray]) -> None:

@@ -4,10 +4,10 @@ A device reaches pinned memory by itself, at the speed of its link. To other mem
 buffer. So an array of an accelerator is copied to memory of the kind `pinned_host`, where its backend has that (CUDA
 and ROCm do), and numpy reads it there without another copy. Of equal copies on several devices one is copied.
 
-XLA takes pinned memory from a pool, keeps what was dropped for the next copy, and has a limit for it (64 GB, or
+XLA takes pinned memory from a pool, keeps dropped memory for the next copy, and has a limit for it (64 GB, or
 XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB). Without pinned memory a copy is made at once, and waited for.
 
-What is in host memory already, as everything on CPU is, is read where it is.
+Arrays in host memory, as all on CPU, are read where they are.
 """
 
 import functools
@@ -102,7 +102,7 @@ def host_copies(arrays: Sequence[jax.Array], *, pinned: bool = True) -> list[Hos
         if on_accelerator(array)
         for _, piece in of_array
     ]
-    made = iter(_copied(away, pinned))
+    made = iter(_copied(away, pinned=pinned))
     return [
         HostCopy(
             array.shape,
@@ -114,13 +114,13 @@ def host_copies(arrays: Sequence[jax.Array], *, pinned: bool = True) -> list[Hos
 
 
 def unique_pieces(array: jax.Array) -> list[tuple[Index, jax.Array]]:
-    """What this process holds of an array, each piece once."""
+    """The blocks of an array that this process holds, each once."""
     if len(array.sharding.device_set) == 1:
         return [(tuple(slice(None) for _ in array.shape), array)]
     return [(shard.index, shard.data) for shard in array.addressable_shards if shard.replica_id == 0]
 
 
-def _copied(pieces: Sequence[jax.Array], pinned: bool) -> "Sequence[jax.Array | np.ndarray]":
+def _copied(pieces: Sequence[jax.Array], *, pinned: bool) -> "Sequence[jax.Array | np.ndarray]":
     """Copies of arrays on one accelerator each."""
     if pinned and pieces and _has_pinned(_a_device(pieces[0])):
         try:

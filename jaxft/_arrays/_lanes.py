@@ -1,9 +1,9 @@
 """How leaves are divided among the devices of a group, the same in every group of a job.
 
-A *lane* is what one device holds of each leaf. Devices are counted process by process, so the lanes of a process are
-consecutive. A *part* is a block of a leaf; each part belongs to exactly one lane, also if several devices hold the
-block. So each part travels once between two groups. The division depends only on the blocks: groups of other process
-counts divide leaves alike, which they check by comparing `digest`.
+A *lane* is the blocks of all leaves on one device. Devices are counted process by process, so the lanes of a process
+are consecutive. A *part* is a block of a leaf; each part belongs to exactly one lane, also if several devices hold
+the block. So each part travels once between two groups. The division depends only on the blocks: groups of other
+process counts divide leaves alike, which they check by comparing `digest`.
 
 Lanes that lie in one process in each of several groups travel together, as a *span*.
 """
@@ -66,7 +66,7 @@ class Lanes:
         Args:
             shapes: the shapes of the leaves.
             types: their types, as they are sent: the data of a PRNG key have further dimensions.
-            shardings: where each leaf lies. One that lies on one device, or anywhere, counts as held by all.
+            shardings: where each leaf lies. A leaf on one device, or anywhere, counts as held by all.
             devices: all devices of the group, from `lane_devices`.
         """
         count = max(1, len(devices))
@@ -94,7 +94,7 @@ class Lanes:
 
     def whole(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Whole leaves, in new memory, from the parts of all lanes."""
-        leaves = [np.empty(one.shape, np.dtype(one.dtype)) for one in self.leaf_types]
+        leaves = [np.empty(kind.shape, np.dtype(kind.dtype)) for kind in self.leaf_types]
         for part, array in zip(self.parts(Span(0, self.count)), parts, strict=True):
             leaves[part.leaf][part.index] = array
         return leaves
@@ -144,7 +144,7 @@ def _held(shape: tuple[int, ...], sharding: Sharding | None, devices: Sequence[A
     if sharding is None or len(sharding.device_set) == 1:
         return (tuple((0, size) for size in shape),) * count
     indices = sharding.devices_indices_map(shape)
-    return tuple(block_of(indices[one] or (), shape) if one in indices else None for one in devices)
+    return tuple(block_of(indices[each] or (), shape) if each in indices else None for each in devices)
 
 
 def _spec_of(part: Part, spec: LeafSpec) -> LeafSpec:

@@ -3,7 +3,7 @@
 Theory of operation. The arguments of `pmean` and `psum` in a step are a list of leaves. For the exchange they are
 packed into one flat buffer for each dtype and operation, a *region*: its leaves in the order of the list, each
 at an offset that is a multiple of 64 elements, so that every leaf is 64-byte aligned whatever its item size (an
-aligned numpy buffer becomes a CPU `jax.Array` without a copy; an unaligned one of 218 MB costs 120 ms). One big
+aligned numpy buffer becomes a CPU `jax.Array` without a copy; the copy of 218 MB costs 120 ms). One big
 buffer also beats many small ones on the wire: a hundred leaves of 1 KB cost 4 ms one by one.
 
 A layout depends only on *global* shapes, never on a group's mesh: two groups with different meshes agree on the
@@ -25,7 +25,7 @@ from jaxft._errors import ConfigurationError
 # Every leaf starts at a multiple of this many elements: a multiple of 64 bytes for any item size.
 ALIGN_ELEMENTS = 64
 
-# The result for a leaf: the sum over all shards, or that divided by their number. Two more carry quantised means
+# The result for a leaf: the sum over all shards, or the sum divided by their number. Two more carry quantised means
 # (`_programs/_quantise.py`): the largest value, and a sum of int8 in int16, which cannot overflow.
 Operation = Literal["mean", "sum", "max", "widened"]
 # The most shards whose int8 values, from -127 to 127, have a sum that int16 holds.

@@ -29,8 +29,8 @@ _POOLED_BYTES = 1 << 20
 
 _MOST_IDLE = 16
 
-# A block that has waited so long, and while so many others were taken, is not needed from step to step. Neither alone
-# tells: a step may take many blocks before it takes this one, and it may be long.
+# A block that has waited this long, while this many others were taken, is not needed from step to step. Neither alone
+# is proof: a step may take many blocks before it takes this block, and it may be long.
 _STALE_S = 600.0
 _STALE_TAKES = 4 * _MOST_IDLE
 
@@ -61,7 +61,7 @@ def aligned_empty(size_bytes: int) -> np.ndarray:
 
 
 def not_idle(sizes_bytes: Iterable[int]) -> list[int]:
-    """Those of these sizes of which no block waits for reuse, so that its memory would be fresh."""
+    """The sizes of which no block waits for reuse, so that its memory would be fresh."""
     pooled = [size for size in sizes_bytes if size >= _POOLED_BYTES]
     taken = [_take_idle(size) for size in pooled]
     for block in taken:
@@ -71,7 +71,7 @@ def not_idle(sizes_bytes: Iterable[int]) -> list[int]:
 
 
 def touch_ahead(sizes_bytes: Iterable[int]) -> None:
-    """Have a new block of each size wait for reuse, with its pages in memory. For a thread beside the step.
+    """Have a new block of each size wait for reuse, with its pages in memory. For a background thread.
 
     Raises OSError or MemoryError if there is no memory.
     """

@@ -15,9 +15,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-# Each axis is cut into at most so many blocks: meshes of so many devices an axis add their own blocks first.
+# Each axis is cut into at most this many blocks: meshes of up to as many devices an axis add their own blocks first.
 _MOST_BLOCKS = 64
-# What is kept of a number's bits for an exact square, by its width in bytes; and the smallest number that counts.
+# The bits of a number that are kept for an exact square, by its width in bytes; and the smallest number that counts.
 _HIGH_BITS = {4: (np.uint32, 0xFFFF_F000), 8: (np.uint64, 0xFFFF_FFFF_F800_0000)}
 _LEAST = {4: 2.0**-50, 8: 2.0**-480}
 

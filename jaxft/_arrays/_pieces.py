@@ -1,9 +1,9 @@
-"""What one process holds of the leaves of its group, and which part of it this process exchanges and serves.
+"""The blocks of its group's leaves that one process holds, and the parts that it exchanges and serves.
 
 A leaf on devices of several processes is split into its *pieces*: the distinct blocks that devices of this process
-hold, in the order of their offsets. Every other leaf is its only piece. Of its pieces a process contributes and
-serves those that belong to its lanes (`_lanes.py`). The others belong to a lane of another process, which hands them
-over by an all-gather within the group when leaves are joined again. It moves bytes, so no bit can change.
+hold, in the order of their offsets. Every other leaf is its only piece. A process contributes and serves the pieces
+in its lanes (`_lanes.py`). The others belong to a lane of another process, which hands them over by an all-gather
+within the group when leaves are joined again. It moves bytes, so no bit can change.
 
 A group of one process has whole leaves. It cuts parts out of them only for peers that have several processes.
 """
@@ -61,7 +61,7 @@ class Spread:
             return self._types(leaf)
         found: dict[Block, Any] = {}
         for shard in leaf.addressable_shards:
-            index = shard.index[: len(self.shape)]  # that of a typed PRNG key goes on into its data
+            index = shard.index[: len(self.shape)]  # a typed PRNG key's extends into its data
             found.setdefault(block_of(index, self.shape), shard.data)
         return [found[block] for block in self.blocks]
 
@@ -108,7 +108,7 @@ class Pieces:
 
     @staticmethod
     def of_arrays(arrays: Sequence[Any]) -> "Pieces":
-        """How these arrays are split in this process. One that was not placed explicitly is held by all processes."""
+        """How these arrays are split in this process. All processes hold an array that was not placed explicitly."""
         shapes = [tuple(np.shape(array)) for array in arrays]
         shardings = list(map(sharding_of, arrays))
         devices = lane_devices(shardings) or lane_devices(None)
@@ -118,7 +118,7 @@ class Pieces:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """What `split` returns, part by part."""
+        """The arrays of `split`, part by part."""
         return self.lanes.parts(self.own)
 
     @property
@@ -139,7 +139,7 @@ class Pieces:
     def place(
         self, parts: Sequence[np.ndarray], like: Sequence[Any], consumed: Collection[int] = ()
     ) -> Sequence[jax.Array]:
-        """The leaves of these parts, placed like those of `like`. All processes must call it.
+        """The leaves of these parts, placed like `like`. All processes must call it.
 
         The leaves of `like` whose numbers are in `consumed` give up their memory (see `place`).
         """
@@ -153,7 +153,7 @@ class Pieces:
         return made
 
     def specs(self, specs: Sequence[LeafSpec], span: Span | None = None) -> tuple[LeafSpec, ...]:
-        """The types of what `split` returns, or of the parts of some lanes, for leaves of these types."""
+        """The types of the arrays of `split`, or of the parts of some lanes, for leaves of these types."""
         if self.whole and span is None:
             return tuple(specs)
         return self.lanes.specs(specs, span or self.own)
@@ -182,11 +182,11 @@ class Pieces:
         return [(self._number[part], ()) for part in parts]
 
     def cut(self, arrays: Sequence[np.ndarray], span: Span) -> list[np.ndarray]:
-        """Of host arrays, as `split` returns them, what belongs to some of this process's lanes."""
+        """The parts of some of this process's lanes, out of host arrays as `split` returns them."""
         return [arrays[number][index] for number, index in self.picks(span)]
 
     def gathered(self, parts: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """What `split` returns of host arrays, from the parts of all lanes of this process."""
+        """Host arrays as `split` returns them, from the parts of all lanes of this process."""
         return self.lanes.whole(parts) if self.whole else parts
 
     @cached_property
@@ -208,7 +208,7 @@ class Pieces:
         ]
 
     def _completed(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Every block that this process holds, from those that belong to its lanes."""
+        """Every block that this process holds, from the parts of its lanes."""
         found = dict(zip(self.parts, map(np.asarray, parts), strict=True))
         self._handover.complete(found, self._local)
         return [found[part] for part in self._local]

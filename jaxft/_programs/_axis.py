@@ -1,8 +1,8 @@
 """The named axis of a step that was written for `jax.pmap` or `jax.shard_map`: its collectives, in jaxft's terms.
 
 Such a step is traced with the axis bound, so JAX computes what it can from the axis' size alone (`lax.axis_size`,
-`lax.psum(1, axis)`) and differentiates through the collectives by its own rules. What is left in the jaxpr are
-equations over the axis:
+`lax.psum(1, axis)`) and differentiates through the collectives by its own rules. The jaxpr then has these equations
+over the axis:
 
 - `psum` becomes jaxft's psum. A psum that is only divided by the number of shards, as `lax.pmean` writes it, becomes
   jaxft's pmean: the same value, rounded once.
@@ -59,7 +59,7 @@ class Axis:
         return self.name is not None and _compat.over_axis(eqn, self.name)
 
     def name_of(self, eqn: Eqn) -> str:
-        """What the user wrote, for an equation that `marks` it."""
+        """The user's call, for an equation that `marks` it."""
         if eqn.primitive in (pmean_p, shard_index_p):
             return call_name(eqn)
         return f"jax.lax.{_function(eqn)} over {self.name!r}"
@@ -69,10 +69,10 @@ NO_AXIS = Axis()
 
 
 def translated(jaxpr: AnyJaxpr, axis: Axis) -> Sequence[Eqn]:
-    """The equations of one body, with those over the axis replaced by those of jaxft.
+    """The equations of one body, without nested bodies, with jaxft's own in place of collectives over the axis.
 
     Raises:
-        StepError: one has no counterpart. Those in nested bodies are left alone.
+        StepError: a collective has no counterpart.
     """
     if axis.name is None:
         return jaxpr.eqns
@@ -116,7 +116,7 @@ def _check(eqn: Eqn, axis: Axis) -> None:
 
 
 def _check_whole(eqn: Eqn, axis: Axis) -> None:
-    """Refuse what is over several axes at once, or over groups of shards."""
+    """Refuse a collective over several axes at once, or over groups of shards."""
     if _names(eqn) != (axis.name,) or eqn.params.get("axis_index_groups") is not None:
         called = "psum or pmean" if eqn.primitive.name in _SUMS else _function(eqn)
         raise StepError(
@@ -143,7 +143,7 @@ def _over_dimensions(eqn: Eqn, axis: Axis) -> bool:
 def written_with_sums(eqn: Eqn, axis: Axis) -> AnyJaxpr | None:
     """Return a jaxpr with sums over the axis for an equation over it that is no sum but can be written with some.
 
-    One that is over dimensions of its operands, too, is written as one over the axis alone.
+    A collective that is over dimensions of its operands, too, becomes a collective over the axis alone.
 
     Raises:
         StepError: it is over several axes at once, or over groups of shards.
@@ -190,7 +190,7 @@ def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:
 
 
 def with_sums(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
-    """Return what an equation of `WRITTEN` over the axis `name` computes, as a jaxpr with sums over it."""
+    """Return a jaxpr with sums over the axis `name` for an equation of `WRITTEN`."""
     function = WRITTEN[eqn.primitive.name]
 
     def written(*operands: jax.Array) -> list[jax.Array]:
@@ -200,15 +200,15 @@ def with_sums(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
 
 
 def dimensions_first(eqn: Eqn, name: str, shards: int) -> AnyJaxpr:
-    """Return what an equation of `REDUCTIONS` over `name` and dimensions computes, as a jaxpr over `name` alone."""
+    """Return a jaxpr over `name` alone for an equation of `REDUCTIONS` over `name` and dimensions."""
     within, across = REDUCTIONS[eqn.primitive.name]
-    dimensions = tuple(one for one in eqn.params["axes"] if one != name)
+    dimensions = tuple(axis for axis in eqn.params["axes"] if axis != name)
 
     def written(*operands: jax.Array) -> list[jax.Array]:
         return [reduced(each) for each in operands]
 
     def reduced(x: jax.Array) -> jax.Array:
-        # A sum of half precisions is rounded once, at its end, as that over the axis alone.
+        # A sum of half precisions is rounded once, at its end, like a sum over the axis alone.
         is_sum = eqn.primitive.name == "psum" and x.dtype.name in DTYPES["sum"]
         wide = sum_dtype(x.dtype.name) if is_sum else x.dtype
         return across(within(x.astype(wide), dimensions).astype(wide), name).astype(x.dtype)
@@ -246,7 +246,7 @@ WRITTEN: dict[str, Callable[[jax.Array, str, int, Mapping[str, Any]], jax.Array]
     "pmin": _smallest,
 }
 
-# What reduces dimensions of a value, and what an axis, as the same primitive does both.
+# The functions that reduce dimensions of a value and an axis: the same primitive does both.
 REDUCTIONS: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
     "psum": (jnp.sum, lax.psum),
     "pmax": (jnp.max, lax.pmax),

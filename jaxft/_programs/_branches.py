@@ -24,7 +24,7 @@ from jaxft._programs._primitive import pmean_p
 class Segment:
     """Equations of a branch between two exchanges.
 
-    `exchange` follows them: None after the last ones, whose results are those of the branch.
+    `exchange` follows them: None after the last ones, which make the results of the branch.
     """
 
     eqns: Sequence[Eqn]
@@ -33,7 +33,7 @@ class Segment:
 
     @property
     def reads(self) -> list[Var]:
-        """What is made elsewhere, in order."""
+        """The values that are made elsewhere, in order."""
         made = {var for eqn in self.eqns for var in eqn.outvars}
         atoms = (*(atom for eqn in self.eqns for atom in eqn.invars), *self.results)
         return list(dict.fromkeys(atom for atom in atoms if _compat.is_var(atom) and atom not in made))
@@ -44,7 +44,7 @@ class Segment:
         return not self.results and not any(eqn.effects for eqn in self.eqns)
 
     def function(self) -> Callable[..., list[Any]]:
-        """Its results as a function of what it reads."""
+        """The results as a function of `reads`."""
         return _compat.as_function(_compat.new_jaxpr(self.reads, self.results, self.eqns))
 
 
@@ -59,7 +59,7 @@ def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom]) -> list[Segment]:
         after = segments[-1]
         at, begin = cuts[number], cuts[number - 1] + 1 if number else 0
         needed |= {*after.reads, *filter(_compat.is_var, eqns[at].invars)}
-        # Also what is exchanged as it comes into the branch: zeros, too, if another one is taken.
+        # A value that is exchanged as it enters the branch is zero, too, if another branch is taken.
         given = (atom for atom in eqns[at].invars if _compat.is_var(atom) and atom not in within)
         made = (var for eqn in eqns[begin:at] for var in eqn.outvars)
         found = dict.fromkeys((*(var for var in made if var in needed), *given))
@@ -68,9 +68,9 @@ def segments_of(eqns: Sequence[Eqn], results: Sequence[Atom]) -> list[Segment]:
 
 
 def switch(segments: Sequence[Segment | None]) -> Callable[..., list[jax.Array]]:
-    """The function that runs one of several segments; zeros of the same types where there is none.
+    """A function that runs the chosen segment; zeros of the same types where there is none.
 
-    Its arguments are the number of the segment, then what each segment reads, one after the other.
+    Its arguments are the number of the segment, then the `reads` of each segment, one after the other.
     """
 
     of = [atom.aval for atom in next(filter(None, segments)).results]

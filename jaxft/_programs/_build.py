@@ -29,11 +29,11 @@ from jaxft._programs._warnings import Warned
 
 @dataclass(frozen=True)
 class Shared:
-    """What the programs of one step for several types of batch have in common.
+    """State that the programs of one step for several types of batch share.
 
     Attributes:
         axis: the axis of the shards.
-        overlap: into how many parts to divide what comes before each exchange.
+        overlap: into how many parts to divide the program before each exchange.
     """
 
     axis: Axis = NO_AXIS
@@ -46,15 +46,15 @@ class Shared:
     # How an overlapped step was divided for the first batch, by the types of the state: the same for each batch.
     divisions: dict[Hashable, Labels] = field(default_factory=dict)
     warned: Warned = field(default_factory=Warned)
-    # The types of the first state. A state that a step returns may differ from it in which types are weak: those of
-    # Python's numbers are, and what a step makes of them need not be. Programs for it would have another `apply`.
+    # The types of the first state. Types of Python's numbers are weak, and the step's results of them need not be:
+    # programs for a later state would have another `apply`.
     states: dict[Hashable, Sequence[Spec]] = field(default_factory=dict)
     closed_over: ClosedOver = field(default_factory=ClosedOver)
 
     def specs(
         self, leaves: Sequence[Any], batch_leaves: Sequence[Any], others: Sequence[Any] = ()
     ) -> tuple[Sequence[Spec], Sequence[Spec]]:
-        """The types to compile for, of the leaves of the state and of the batch, beside what the step closes over."""
+        """The types to compile for, of the leaves of the state and of the batch; `others` are closed over."""
         state_specs, batch_specs = specs(leaves, batch_leaves, others)
         return self.states.setdefault(_types(state_specs), state_specs), batch_specs
 
@@ -87,8 +87,8 @@ def cut_programs(
     traced, *types = _traced(train_step, (state, leaves), batch, given, shared)
     parts, executables = _compiled(traced, types, (leaves, batch_leaves), shared)
     contribution = tuple(
-        LeafSpec(one.label, tuple(one.aval.shape), one.aval.dtype.name, one.operation)
-        for one in parts.contributions
+        LeafSpec(made.label, tuple(made.aval.shape), made.aval.dtype.name, made.operation)
+        for made in parts.contributions
     )
     state_specs = types[0]
     stages = Stages.of(contribution, parts, state_specs, executables)
@@ -98,7 +98,7 @@ def cut_programs(
             "overlap": _overlap_text(parts, shared.overlap),
             "state": _fingerprint.leaves_digest(traced.state_labels, state_specs),
             "sharding": _fingerprint.shardings_digest(state_specs),
-            "contribution": _fingerprint.leaves_digest([one.path for one in contribution], contribution),
+            "contribution": _fingerprint.leaves_digest([spec.path for spec in contribution], contribution),
             **_environment.environment(_devices(leaves, batch_leaves)),
             **program_settings(parts.programs, shared.closed_over),
         },
@@ -128,13 +128,13 @@ def _compiled(
     values: tuple[Sequence[Any], Sequence[Any]],
     shared: Shared,
 ) -> tuple[Cut, Executables]:
-    """Cut and compile a traced step; `types` and `values` are those of the leaves of the state and of the batch."""
+    """Cut and compile a traced step; `types` and `values` have an entry for the state and an entry for the batch."""
     (state_specs, batch_specs), (leaves, batch_leaves) = types, values
     is_first = _types(state_specs) not in shared.divisions
     parts = _cut(traced, state_specs, shared)
     shared.warned.of_draws(parts, shared.axis)
     shared.warned.of_frozen(parts, state_specs)
-    kind = tuple(spec.sharding for spec in state_specs), tuple(one.aval for one in parts.contributions)
+    kind = tuple(spec.sharding for spec in state_specs), tuple(made.aval for made in parts.contributions)
     pinned = shared.pins.get(kind) or pins(parts.contributions, state_specs, traced.state_names)
     inputs = [*batch_specs, SHARD_SPEC]
     try:
@@ -159,9 +159,10 @@ def _compiled(
 def _traced(
     train_step: Callable[..., Any], state: tuple[Any, Sequence[Any]], batch: Any, given: Given, shared: Shared
 ) -> tuple[Traced, Sequence[Spec], Sequence[Spec]]:
-    """A step, traced for leaves of these types, and the types. If only what it closes over is on a mesh, all is.
+    """A step, traced for leaves of these types, and the types.
 
-    Of the state, the leaves are given too, as arrays.
+    `state` is the state and its leaves as arrays. If only closed-over arrays are on a mesh, all leaves are brought
+    there.
     """
     (whole, leaves), (batch_leaves, batch_tree) = state, jax.tree.flatten(batch)
     state_tree = jax.tree.structure(whole)
@@ -185,7 +186,7 @@ def _traced(
 
 
 def _names(traced: Traced) -> list[str]:
-    """What messages call the leaves of the state and of the batch."""
+    """The names of the leaves of the state and of the batch in messages."""
     return [
         f"the leaf {label} of the {what}" if label else f"the {what}"
         for what, labels in (("state", traced.state_labels), ("batch", traced.batch_labels))
@@ -213,13 +214,13 @@ def _types(state_specs: Sequence[Spec]) -> Hashable:
 
 
 def _overlap_text(parts: Cut, overlap: int) -> str:
-    """What must be equal for groups to exchange part by part."""
+    """The number of leaves of each part, which groups must agree on to exchange part by part."""
     leaves = " + ".join(str(len(labels)) for labels in parts.labels)
     return "1" if overlap == 1 else f"{overlap}, {leaves} leaves"
 
 
 def program_settings(parts: Sequence[Part], closed_over: ClosedOver) -> dict[str, str]:
-    """What of a fingerprint depends on the programs."""
+    """The entries of a fingerprint that depend on the programs."""
     return {
         "program": _fingerprint.program_digest(parts),
         "program on any mesh": _fingerprint.program_digest(parts, meshes=False),

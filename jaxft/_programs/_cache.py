@@ -95,7 +95,7 @@ class ProgramCache:
     def first_of_own_batch(self, given: Given, state: Any, batch: Any) -> Programs:
         """The programs of a first call in a job whose groups have no batch in common.
 
-        They compare what they do with the means, which is the same for all batches and static arguments.
+        They compare `apply`, which is the same for all batches and static arguments.
         """
         programs = self._find(given, state, batch)
         settings = program_settings([programs.cut.apply], self._shared.closed_over)
@@ -167,7 +167,7 @@ def check_state(state: Any) -> None:
 
 
 def check_repeatable(built: Programs, reference: Programs) -> None:
-    """Refuse programs whose means another group could not apply with the `reference`, those of an earlier call.
+    """Refuse programs whose means another group could not apply with the programs of an earlier call (`reference`).
 
     A group that joins replays the means of a step through the only `apply` that it knows.
 
@@ -179,7 +179,7 @@ def check_repeatable(built: Programs, reference: Programs) -> None:
         return
     raise StepError(
         "An averaged value, or its use, depends on the batch's structure, shape or "
-        "placement or on a static argument: it differs from that of an earlier call"
+        "placement or on a static argument: it differs from an earlier call's"
         f"{_other_values(built, reference)}. Every group must be able to repeat a step from the state and the means "
         "alone, whatever they came from. Do what depends on the batch (such as dividing by its size) before "
         "jaxft.pmean or psum, and keep static arguments to what happens before it."
@@ -187,7 +187,7 @@ def check_repeatable(built: Programs, reference: Programs) -> None:
 
 
 def _other_values(built: Programs, reference: Programs) -> str:
-    """Which values only one of two calls exchanges, as a part of a message."""
+    """The values that only this call or only the earlier call exchanges, as a part of a message."""
     now, before = Counter(built.contribution), Counter(reference.contribution)
     differing = [
         f"{call} exchanges {_values(list(more.elements()))}, which {other} does not"
@@ -201,12 +201,12 @@ def _other_values(built: Programs, reference: Programs) -> str:
         return ""
     return (
         f" ({'; '.join(differing)}; a value that is the same in all shards, such as jnp.zeros(()), is not exchanged: "
-        "to exchange it like one of the batch, let it derive from the batch, as `0 * loss` does)"
+        "to exchange it all the same, let it derive from the batch, as `0 * loss` does)"
     )
 
 
 def _values(specs: Sequence[LeafSpec]) -> str:
-    """The types of the first values, with their places in what the step exchanges."""
+    """The types of the first values, with their paths in the arguments of pmean and psum."""
     first = [f"{spec.dtype}{list(spec.shape)} {spec.path}".rstrip() for spec in specs[:3]]
     return ", ".join(first) + (f" and {len(specs) - 3} more" if specs[3:] else "")
 

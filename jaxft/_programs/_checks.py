@@ -1,4 +1,4 @@
-"""What a step is called with: refuses what is not made of arrays, in terms of what the user wrote."""
+"""The arguments of a step: refuses leaves that are not arrays, in the user's terms."""
 
 import functools
 import inspect
@@ -51,7 +51,7 @@ def refuse_too_large(state: Any) -> None:
             where = jax.tree_util.keystr(path)
             raise ConfigurationError(
                 f"{f'The leaf {where} of the state' if where else 'The state'} is {short(leaf)}, which JAX cannot "
-                f"keep: its integers are {range_.dtype} here, {range_.min} to {range_.max}. Enable those of 64 bits "
+                f"keep: its integers are {range_.dtype} here, {range_.min} to {range_.max}. Enable 64 bits "
                 "(JAX_ENABLE_X64=1), or divide the number into two leaves."
             )
 
@@ -77,8 +77,8 @@ def refuse_disabled_jit() -> None:
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # options have no static types
         raise ConfigurationError(
             "A fault-tolerant step was called while jax.disable_jit (JAX_DISABLE_JIT) is on. The step is cut into "
-            "compiled programs, so it cannot run without compiling. To debug what it computes, call the parts of the "
-            "train step before and after jaxft.pmean yourself, or use jax.debug.print and jax.debug.breakpoint in it."
+            "compiled programs, so it cannot run without compiling. To debug it, call the parts of the train "
+            "step before and after jaxft.pmean yourself, or use jax.debug.print and jax.debug.breakpoint in it."
         )
 
 
@@ -102,17 +102,17 @@ def check_signature(train_step: Callable[..., Any], args: Sequence[Any], kwargs:
             f"The train step takes ({', '.join(signature.parameters)}), but it is called with a state, a batch"
             f"{f' and {len(args) + len(kwargs)} static arguments' if args or kwargs else ''}: {error}. "
             "Put all that depends on the data into the batch, a tuple or a dict of arrays, and all that lasts "
-            "from step to step, such as a key, into the state. What is part of the program is a static argument: "
-            "see static_argnames."
+            "from step to step, such as a key, into the state. An argument that selects the program is static: see "
+            "static_argnames."
         ) from error
 
 
 def refuse_swapped(state: Any, batch: Any) -> None:
-    """Raise ConfigurationError if a step is called with a function as its state, as that of the batches."""
+    """Raise ConfigurationError if state and batch function are swapped."""
     if (inspect.isroutine(state) or type(state) is functools.partial) and not callable(batch):
         raise ConfigurationError(
-            f"The step is called with {short(state)} as its state, which is a function, and with a batch that is "
-            "none. Are they in each other's place? Write `step(state, batch_for)`, and `step.join(state, batch_for)`."
+            f"The step is called with the function {short(state)} as its state, and with a batch that is none. Did "
+            "you swap state and batch? Write `step(state, batch_for)`, and `step.join(state, batch_for)`."
         )
 
 
@@ -124,14 +124,14 @@ def check_batch_function(batch_for: Any) -> None:
         "the numbers of a step and of a shard",
         2,
         "Write `def batch_for(step, shard)`, which returns that shard of that step's batch; jaxft.data has some for "
-        "samples by number and for iterators, and FromState for what is made of the state.",
+        "samples by number and for iterators, and FromState for batches that are made of the state.",
     )
 
 
 def check_function(
     what: str, function: Any, given: str, count: int, instead: str, *, seeks: bool = False
 ) -> None:
-    """Raise ConfigurationError if something is no function, or cannot be called with so many arguments."""
+    """Raise ConfigurationError if `function` is no function, or cannot be called with `count` arguments."""
     if not callable(function):
         raise ConfigurationError(
             f"{what} is {short(function)}, a {type(function).__name__}, and not a function of {given}. {instead}"

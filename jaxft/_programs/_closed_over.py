@@ -29,7 +29,7 @@ _ALIGNED_BYTES = 64
 
 
 def is_large(value: Any) -> bool:
-    """Whether what a step closes over is an input of its programs, and not a constant."""
+    """Whether a closed-over value is an input of the programs, and not a constant."""
     if not isinstance(value, np.ndarray | jax.Array) or is_key(value):
         return False
     return value.nbytes >= LARGE_BYTES
@@ -58,7 +58,7 @@ class ClosedOver:
         The digest does not depend on how they lie on devices. All processes of a group must call this together.
 
         Raises:
-            ConfigurationError: devices that hold the same part of one have other values.
+            ConfigurationError: devices that hold the same part of an array have other values.
         """
         found = {self._key(value): value for value in values if is_large(value)}
         if not found:
@@ -74,7 +74,7 @@ class ClosedOver:
         return self._texts[key]
 
     def _digests(self, arrays: Sequence[Any]) -> list[int]:
-        """One of each array. They may lie on other devices than each other."""
+        """The digest of each array. They may lie on different devices."""
         orders = [
             device_order(array.sharding) if isinstance(array, jax.Array) and array.committed else ()
             for array in arrays
@@ -87,9 +87,9 @@ class ClosedOver:
         for numbers in near.values():
             pending = self._digest.start([jnp.asarray(arrays[number]) for number in numbers])
             if apart := pending.apart():
-                one = arrays[numbers[apart[0]]]
+                array = arrays[numbers[apart[0]]]
                 raise ConfigurationError(
-                    f"The step closes over an array, {one.dtype}{list(one.shape)}, that has other values on some "
+                    f"The step closes over an array, {array.dtype}{list(array.shape)}, that has other values on some "
                     "devices of this group than on others that hold the same part of it. In a group of several "
                     "processes, each must make it from the same file or seed."
                 )
@@ -109,9 +109,9 @@ class ClosedOver:
 
 
 def _source(array: Any, sharding: Sharding) -> Any:
-    """What to bring to the devices for an array."""
+    """The array to bring to the devices."""
     if not isinstance(array, jax.Array):
-        # The caller may change it later, and on the CPU JAX may use its memory: what was traced must stay.
+        # The caller may change it later, and on the CPU JAX may use its memory: the traced values must stay.
         cpu = any(device.platform == "cpu" for device in sharding.device_set)
         return _copy(array) if cpu else array
     if array.sharding.is_equivalent_to(sharding, array.ndim) or not array.is_fully_addressable:
@@ -143,7 +143,7 @@ def refuse_deleted(arrays: Sequence[Any]) -> None:
 def specs(arrays: Sequence[Any], step: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
     """The types of a program's closed-over arrays, given those of the state and the batch of its step.
 
-    One that lies on the devices of these, in the same order, stays as it is. Any other is brought to them.
+    An array that lies on their devices, in the same order, stays as it is. Any other is brought to them.
     """
     orders = [device_order(spec.sharding) for spec in step if spec.sharding is not None]
     found: list[jax.ShapeDtypeStruct] = []
@@ -156,7 +156,7 @@ def specs(arrays: Sequence[Any], step: Sequence[jax.ShapeDtypeStruct]) -> list[j
 
 
 def placement(array: Any) -> Sharding | None:
-    """The sharding of an array that was placed on several devices, or in other memory than that of its device."""
+    """The sharding of an array that was placed on several devices, or not in its device's default memory."""
     if not (isinstance(array, jax.Array) and array.committed):
         return None
     (device, *others) = array.sharding.device_set

@@ -188,7 +188,7 @@ def sub_jaxprs(eqn: Eqn) -> Iterator[AnyJaxpr]:
 
 
 def parameters(eqn: Eqn) -> dict[str, Any]:
-    """The parameters of an equation; for a high-level primitive of JAX 0.12, those of the object it carries."""
+    """The parameters of an equation; of the carried object for a high-level primitive of JAX 0.12."""
     if eqn.primitive.name != "call_hi_primitive":
         return eqn.params
     found: dict[str, Any] = {}
@@ -245,7 +245,7 @@ def is_ref(atom: Atom) -> bool:
 
 
 def uses_refs(jaxpr: AnyJaxpr) -> bool:
-    """Whether a jaxpr, or one that it contains, makes, reads or writes a Ref."""
+    """Whether a jaxpr, or a jaxpr inside it, makes, reads or writes a Ref."""
     eqns = open_jaxpr(jaxpr).eqns
     return any(ref_effects(eqn) or any(map(uses_refs, sub_jaxprs(eqn))) for eqn in eqns)
 
@@ -287,7 +287,7 @@ def prune(eqn: Eqn, used: Sequence[bool], *, keep_effects: bool) -> Eqn | None:
 
 
 def _prune_while(eqn: Eqn, used: Sequence[bool]) -> Eqn:
-    """Reduce a while loop to the carried values that are used, and to those that they or the condition need.
+    """Reduce a while loop to the carried values that are used, and to all that these or the condition need.
 
     This is needed for correctness too: dropped values may be zeros, and with zeros an inner loop might not terminate.
     """
@@ -409,7 +409,7 @@ def is_explicit(aval: Any) -> bool:
 
 
 def lies_nowhere(aval: Any) -> bool:
-    """Whether a value is on no mesh, such as one that is computed of numpy arrays alone."""
+    """Whether a value is on no mesh, such as a function of numpy arrays alone."""
     return aval.sharding.mesh.empty
 
 

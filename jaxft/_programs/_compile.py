@@ -121,9 +121,9 @@ def compile_computes(
     pins: Sequence[Sharding | None],
     closed_over: ClosedOver,
 ) -> tuple[tuple[Program, ...], list[Spec], list[Spec]]:
-    """Compile `compute` of each stage; return the types of the means and of what is passed on, too.
+    """Compile `compute` of each stage; return the types of the means and of the passed values, too.
 
-    Stages that do the same have one program: those of the rounds of a loop, but for the first and the last.
+    Equal stages have one program: the rounds of a loop, except the first and the last.
     """
     # Without committed inputs nothing is pinned, so that results stay uncommitted, as under jit.
     step = _Step([*state, *batch], closed_over)
@@ -143,7 +143,7 @@ def compile_computes(
         known[key] = compute
         # If `compute` does not read the state, its results on one device may move to the state's devices.
         shardings = compute.output_shardings
-        made = _output_specs(part, [one if _devices(one) == devices else None for one in shardings])
+        made = _output_specs(part, [each if _devices(each) == devices else None for each in shardings])
         computes.append(compute)
         means += [
             spec.update(dtype=jnp.dtype(result_dtype(spec.dtype.name, one.operation)))
@@ -158,7 +158,7 @@ def _devices(sharding: Sharding | None) -> int:
 
 
 class _Step(NamedTuple):
-    """What the programs of a step have in common: the types of all its leaves, and what it closes over."""
+    """Input of all programs of a step: the types of its leaves, and its closed-over arrays."""
 
     specs: Sequence[Spec]
     closed_over: ClosedOver
@@ -196,8 +196,8 @@ def _of_types(avals: Sequence[Any], step: Sequence[Spec]) -> list[Sharding | Non
     """The shardings of results that nothing else decides; None leaves one to XLA.
 
     On a mesh with explicit axes a sharding is part of a type, and the next program is traced with the types of the
-    step. XLA keeps those of values that lie on a mesh, and shards them over its other axes as it likes. A value that
-    the step has on no mesh, such as a row of a numpy batch, is whole on each device.
+    step. XLA keeps the explicit shardings of values on a mesh, and shards them over its other axes as it likes. A
+    value that the step has on no mesh, such as a row of a numpy batch, is whole on each device.
     """
     meshes = [spec.sharding.mesh for spec in step if isinstance(spec.sharding, NamedSharding)]
     mesh = next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
@@ -272,11 +272,11 @@ _NUMBERS = (float, complex, np.generic)
 class Twins:
     """Numbers programs: twins have the same number. The programs must stay alive as long as this object.
 
-    Two programs are twins if they have the same equations over the same types, whatever their inputs are called, as
-    those of the rounds of a loop: one executable serves them all. Plain values (numbers, texts, tuples of them) are
-    compared by value. All else that an equation may hold (functions, host callbacks, arrays, contexts) must be the
-    same object. So programs that differ in what a host callback closes over are no twins, though they have the same
-    fingerprint (`_fingerprint.py`), which describes functions by names.
+    Two programs are twins if they have the same equations over the same types, whatever the names of their inputs,
+    such as the rounds of a loop: one executable serves them all. Plain values (numbers, texts, tuples of them) are
+    compared by value. All else in an equation (functions, host callbacks, arrays, contexts) must be the same object.
+    So programs with callbacks that close over different values are no twins, though they have the same fingerprint
+    (`_fingerprint.py`), which describes functions by names.
     """
 
     def __init__(self) -> None:
@@ -336,7 +336,7 @@ class Twins:
 
 
 def _literal(value: Any) -> Hashable:
-    """A number by its bits: 0.0 equals -0.0, and a NaN nothing. JAX wraps those of numpy."""
+    """A number by its bits: 0.0 equals -0.0, and a NaN nothing. JAX wraps numpy's numbers."""
     return type(value), id(value) if isinstance(value, jax.Array) else np.asarray(value).tobytes()
 
 

@@ -1,8 +1,8 @@
 """What changes the bits of a result without changing the program: flags, JAX's numeric settings, versions, drivers.
 
 Compared between groups by name when a group joins. Flags that cannot change bits are left out, so that a single group
-may write its dumps, for example. Values are compared as given: a flag set to its default differs from one that is not
-set, because XLA does not publish its defaults.
+may write its dumps, for example. Values are compared as given: a flag set to its default differs from a missing flag,
+because XLA does not publish its defaults.
 """
 
 import hashlib

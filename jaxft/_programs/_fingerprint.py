@@ -41,7 +41,7 @@ def part_digest(part: Part, *, meshes: bool = True) -> str:
 
     Of large arrays that the step closes over, the types alone: `ClosedOver` has a digest of their values.
     Without `meshes` the sizes of meshes are left out, so that groups with different numbers of devices can agree.
-    The axes' names, the partitioning, and the shapes within a `shard_map`, which are those of one device, remain.
+    The axes' names, the partitioning, and the shapes of one device within a `shard_map` remain.
     """
     text = [str((part.state, part.batch, part.means, part.rest)), str([str(aval) for aval in part.zeros])]
     text += [_type(const) if is_large(const) else _value(const, _Text(meshes)) for const in part.consts]

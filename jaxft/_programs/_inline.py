@@ -22,16 +22,16 @@ from jaxft._programs._refs import contained
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 # Primitives that call a jaxpr, and say how it is differentiated. A traced step is differentiated no more.
 _RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
-# And how much of it is computed again. One in which groups exchange becomes parts of several programs, which pass on
-# what its author wanted computed again only where a later one needs it.
+# And how much of it is computed again. With an exchange inside, it becomes parts of several programs, and a value
+# that its author wanted computed again is passed on only where a later program needs it.
 _REMATS = frozenset({"checkpoint", "remat2"})
-# Of all scans of a step. Each becomes a separate program, and `apply` repeats what all of them made of the means.
+# Of all scans of a step. Each becomes a separate program, and `apply` repeats all of them from the means.
 MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What decides which branch of a cond with an exchange is taken; the call of that exchange, and its line."""
+    """The value that selects the branch of a cond with an exchange; the call of that exchange, and its line."""
 
     atom: Atom
     call: str
@@ -59,8 +59,8 @@ def inline(closed: AnyJaxpr, axis: Axis = NO_AXIS, *, all_calls: bool = False) -
     `jax.checkpoint` that contains only a shard_index stays, and gets it as an operand.
 
     Raises:
-        StepError: one of these is inside a primitive that does more than call (a pmean in a while or in a scan of
-            many rounds, ...), the step uses another collective over `axis`, or it has effects that cannot be split
+        StepError: a marker is inside a primitive that does more than call (a pmean in a while or in a scan of many
+            rounds, ...), the step uses another collective over `axis`, or it has effects that cannot be split
             over several programs.
     """
     jaxpr = _compat.open_jaxpr(closed)
@@ -76,10 +76,10 @@ class _Inliner:
         self._flat = flat
         self._axis = axis
         self._all_calls = all_calls
-        # By identity; the jaxpr is kept, so that no other one gets its number.
+        # By identity; the jaxpr is kept, so that no other jaxpr gets its number.
         self._has_marker: dict[tuple[int, Axis, bool], tuple[AnyJaxpr, bool]] = {}
         self._rounds = 0  # of scans, that are written out
-        self._rows: dict[Var, Sequence[Atom]] = {}  # of what such a scan has stacked
+        self._rows: dict[Var, Sequence[Atom]] = {}  # of the stacked results of such a scan
 
     def body(self, jaxpr: AnyJaxpr, env: dict[Var, Atom], *, rename: bool) -> list[Atom]:
         """Append a body's equations. Since a body may be called twice, its variables may need new names."""
@@ -105,7 +105,7 @@ class _Inliner:
     def _opens(self, eqn: Eqn) -> bool:
         """Whether to inline an equation just to see inside; not where a Ref lives, which must stay within it.
 
-        One that closes over a large array is inlined: the array becomes an input of the programs.
+        A call that closes over a large array is inlined: the array becomes an input of the programs.
         """
         if not (self._all_calls or _closes_over_large(eqn)) or eqn.primitive.name not in _CALLS:
             return False
@@ -113,7 +113,7 @@ class _Inliner:
         return sub is not None and not _compat.uses_refs(sub)
 
     def _call(self, eqn: Eqn, invars: Sequence[Atom]) -> list[Atom]:
-        """Append an equation that contains a marker, or one that is only to be seen inside; return its results."""
+        """Append an equation that contains a marker, or that `_opens`; return its results."""
         name, exchanges = eqn.primitive.name, self._contains_marker(eqn, self._axis, exchange=True)
         if name == "scan" and exchanges:
             return self._unrolled(eqn, invars)
@@ -171,7 +171,7 @@ class _Inliner:
     def _up_to_last(
         self, eqn: Eqn, number: int, choice: Atom, operands: Sequence[Atom]
     ) -> tuple[Segment, dict[Var, Atom]]:
-        """Append a branch of a cond up to its last exchange; return what follows, and what the values before are."""
+        """Append a branch of a cond up to its last exchange; return the rest, and the values of its variables."""
         closed = eqn.params["branches"][number]
         branch, env = _compat.open_jaxpr(closed), self._consts_of(closed)
         body = Flat(invars=[*branch.invars, self._flat.invars[-1]])
@@ -189,22 +189,21 @@ class _Inliner:
             ]
             if not segment.is_empty:
                 made = self._switch(choice, alone, of=eqn)
-                named |= {
-                    var: one for var, one in zip(segment.results, made, strict=True) if _compat.is_var(var)
-                }
+                pairs = zip(segment.results, made, strict=True)
+                named |= {var: result for var, result in pairs if _compat.is_var(var)}
             exchange = segment.exchange
             assert exchange is not None
             means = [_compat.new_var(var.aval) for var in exchange.outvars]
             given = [_read(named, atom) for atom in exchange.invars]
             self._flat.eqns.append(exchange.replace(invars=given, outvars=means))
             named.update(zip(exchange.outvars, means, strict=True))
-        self._flat.choices += [replace(one, atom=_read(named, one.atom)) for one in body.choices]
+        self._flat.choices += [replace(inner, atom=_read(named, inner.atom)) for inner in body.choices]
         return last, named
 
     def _switch(
         self, choice: Atom, branches: Sequence[tuple[Segment, Mapping[Var, Atom]] | None], *, of: Eqn
     ) -> list[Atom]:
-        """Append a cond of segments, each with what the values before are; return its results."""
+        """Append a cond of segments, each with the values of its variables; return its results."""
         given = [_read(env, var) for segment, env in filter(None, branches) for var in segment.reads]
         run = switch([None if branch is None else branch[0] for branch in branches])
         return self._all_traced(run, choice, *given, of=of)
@@ -235,7 +234,7 @@ class _Inliner:
             given = zip(body.invars, [*invars[:fixed], *carry, *taken], strict=True)
             results = self.body(body, {**consts, **dict(given)}, rename=True)
             carry, made[number] = results[:carried], results[carried:]
-            self._rounds += self._rounds == before  # otherwise it is rounds within this one that exchange
+            self._rounds += self._rounds == before  # otherwise the rounds of an inner scan exchange
             if self._rounds > MOST_ROUNDS:
                 raise StepError(_too_many(*self._marker(eqn, self._axis, exchange=True)))
         stacked = [
@@ -250,7 +249,7 @@ class _Inliner:
         return [*carry, *stacked]
 
     def _row(self, rows: Atom, number: int, eqn: Eqn) -> Atom:
-        """A row of an operand of a scan. What an earlier scan has made is not stacked for it."""
+        """A row of an operand of a scan. The results of an earlier scan are not stacked for it."""
         if _compat.is_var(rows) and rows in self._rows:
             return self._rows[rows][number]
         return self._traced(lambda x: lax.index_in_dim(x, number, keepdims=False), rows, of=eqn)
@@ -260,7 +259,7 @@ class _Inliner:
         return self._all_traced(lambda *given: [function(*given)], *atoms, of=of)[0]
 
     def _all_traced(self, function: Callable[..., list[jax.Array]], *atoms: Atom, of: Eqn) -> list[Atom]:
-        """Append what a function does with values, as if it stood where `of` does; return its results."""
+        """Append the equations of a function of values, as if they stood where `of` does; return its results."""
         return self._in_place_of(of, _compat.trace(function, *map(_compat.spec, atoms)), atoms)
 
     def _in_place_of(self, of: Eqn, closed: AnyJaxpr, atoms: Sequence[Atom]) -> list[Atom]:
@@ -284,7 +283,7 @@ class _Inliner:
         return result
 
     def _contains_marker(self, eqn: Eqn, axis: Axis, *, exchange: bool = False) -> bool:
-        """Whether a pmean, psum or shard_index is inside an equation; with `exchange`, one of the first two."""
+        """Whether a pmean, psum or shard_index is inside an equation; with `exchange`, a pmean or psum."""
         inner = axis.within(eqn)
         subs = map(_compat.open_jaxpr, _compat.sub_jaxprs(eqn))
         return any(self._jaxpr_has_marker(sub, inner, exchange=exchange) for sub in subs)
@@ -320,7 +319,7 @@ def _stacked(*rows: jax.Array) -> jax.Array:
 
 
 def _closes_over_large(eqn: Eqn) -> bool:
-    """Whether this call, or one that it makes, closes over an array that is to be an input of the programs."""
+    """Whether this call, or a call inside it, closes over an array that is to be an input of the programs."""
     if eqn.primitive.name not in _CALLS:
         return False
     return any(

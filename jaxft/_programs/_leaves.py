@@ -28,7 +28,7 @@ def picker(indices: Sequence[int]) -> Picker:
 
 @dataclass(frozen=True)
 class Part:
-    """One program: a jaxpr over what the step closes over, then the inputs of each kind that it reads, then zeros.
+    """One program: a jaxpr over the closed-over values, then the inputs of each kind that it reads, then zeros.
 
     `state`, `batch`, `means` and `rest` are the indices of the leaves that it reads, by kind.
     """
@@ -164,7 +164,7 @@ class DonationGuard:
     def __call__(
         self, leaves: Sequence[jax.Array], donated: Sequence[int], others: Sequence[Any] = ()
     ) -> Sequence[jax.Array]:
-        """Copy donated leaves whose memory also belongs to another leaf, or to one of `others`; return all leaves.
+        """Copy donated leaves whose memory also belongs to another leaf, or is in `others`; return all leaves.
 
         `others` are the arrays that the step closes over, such as the initial parameters for a regularizer.
         """
@@ -215,9 +215,9 @@ def _difference(before: PyTreeDef, tree: Any, path: tuple[Any, ...]) -> str:
     if issubclass(was, Mapping) and isinstance(old, list) and isinstance(new, list) and old != new:
         return f"{where}the keys {short(old)} became {short(new)}"
     if len(inner) != len(children):
-        return f"{where}{_kind(was)} of {len(children)} became one of {len(inner)}"
-    for (key, child), one in zip(inner, children, strict=True):
-        if found := _difference(one, child, path + key):
+        return f"{where}{_kind(was)} of {len(children)} became {_kind(was)} of {len(inner)}"
+    for (key, child), was_there in zip(inner, children, strict=True):
+        if found := _difference(was_there, child, path + key):
             return found
     one, other = _parts(old, new)
     return f"{where}a setting of {_kind(was)} was {short(one)} and is {short(other)}"
@@ -230,7 +230,7 @@ def _kind(node: Any) -> str:
 
 
 def _parts(one: Any, other: Any) -> tuple[Any, Any]:
-    """Of what two nodes have beside their children, the first parts that differ."""
+    """The first parts of two nodes' settings, without their children, that differ."""
     if type(one) is type(other) and isinstance(one, tuple | list) and len(one) == len(other):
         pairs = list(zip(one, other, strict=True))
     elif isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():

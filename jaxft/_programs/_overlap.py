@@ -1,14 +1,14 @@
 """Divides the program before an exchange into several, so that the first results travel while the last are computed.
 
-Theory of operation. The gradients of a step are ready one after the other, those of the last layer first. The
-program of a stage is divided into *parts*. Each makes some of the contributions, about as many bytes as every other
-part, in the order in which they are ready. A part is a stage (`_partition.py`) with its own exchange, that reads no
-means of the parts before it. So a group starts all parts at once, and exchanges what the first has made while its
-device computes the second.
+Theory of operation. The gradients of a step are ready one after the other, the last layer's first. The program of a
+stage is divided into *parts*. Each makes some of the contributions, about as many bytes as every other part, in the
+order in which they are ready. A part is a stage (`_partition.py`) with its own exchange, that reads no means of the
+parts before it. So a group starts all parts at once, and exchanges the first part's contributions while its device
+computes the second part.
 
-An equation belongs to the first part that needs it. One that no contribution needs belongs to the first part that
-has its operands. What a part makes for later ones is passed to them, as between stages, even if it derives from the
-state alone: nothing is computed twice. Every part may read the batch.
+An equation belongs to the first part that needs it. An equation that no contribution needs belongs to the first part
+that has its operands. Values for later parts are passed on, as between stages, even if they derive from the state
+alone: nothing is computed twice. Every part may read the batch.
 
 The parts have the equations of the undivided program, in the same order. So they compute the same values, as far as
 XLA rounds alike on both sides of a boundary between two programs.
@@ -29,9 +29,9 @@ Labels = tuple[tuple[str, ...], ...]
 
 
 def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
-    """Divide the program of each stage into so many parts, or into fewer if its contributions cannot be divided so.
+    """Divide the program of each stage into `parts`, or into fewer if its contributions cannot be divided so.
 
-    The contributions of a stage change their order: first those that are ready first.
+    The contributions of a stage are put into the order in which they are ready.
 
     Args:
         cut: the undivided step.
@@ -42,11 +42,13 @@ def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
         StepError: a program that is to be divided has a visible effect, or makes other contributions than `like`.
     """
     _refuse_effects(cut)
-    if like and {label for labels in like for label in labels} != {one.label for one in cut.contributions}:
+    if like and {label for labels in like for label in labels} != {
+        label for labels in cut.labels for label in labels
+    }:
         raise StepError(
-            f"With overlap={parts}, the gradients of this batch come in other pieces than those of an earlier one, "
+            f"With overlap={parts}, the gradients of this batch come in other parts than an earlier batch's, "
             "because the step scans over its layers differently for batches of another shape. All must come in the "
-            "same pieces. Make the step the same program for all shapes, or leave out `overlap`."
+            "same parts. Make the step the same program for all shapes, or leave out `overlap`."
         )
     stages: list[Stage] = []
     means: list[int] = []  # the old number of each new mean
@@ -54,8 +56,8 @@ def overlapped(cut: Cut, parts: int, like: Labels = ()) -> Cut:
     old_means = old_rest = new_rest = 0
     for stage in cut.stages:
         divided = _Divided(replace(stage, compute=_renumbered(stage.compute, means, rest)), parts, like)
-        for piece, passed in divided.pieces(new_rest):
-            stages.append(piece)
+        for part, passed in divided.stages(new_rest):
+            stages.append(part)
             rest |= {
                 old_rest + divided.exports.index(var): new_rest + at
                 for at, var in enumerate(passed)
@@ -93,7 +95,7 @@ class _Divided:
 
     Attributes:
         order: the contributions, by their numbers in the stage, in the order in which they are ready.
-        exports: what later stages read.
+        exports: the values that later stages read.
     """
 
     def __init__(self, stage: Stage, parts: int, like: Labels) -> None:
@@ -111,41 +113,41 @@ class _Divided:
         self._part_of = self._parts_of_equations()
 
     def _groups_like(self, like: Labels) -> list[list[int]]:
-        number_of = {one.label: number for number, one in enumerate(self._stage.contributions)}
+        number_of = {made.label: number for number, made in enumerate(self._stage.contributions)}
         return [[number_of[label] for label in labels] for labels in like if labels[0] in number_of]
 
     def _groups_by_readiness(self, parts: int) -> list[list[int]]:
         makers = {var: eqn for eqn in self._eqns for var in eqn.outvars}
         ready = [self._made_at(start_of(atom, makers)) for atom in self._given]
         order = sorted(range(len(ready)), key=lambda number: ready[number])
-        return _balanced(order, ready, [_size_bytes(one) for one in self._stage.contributions], parts)
+        return _balanced(order, ready, list(map(_size_bytes, self._stage.contributions)), parts)
 
-    def pieces(self, known: int) -> Iterator[tuple[Stage, Sequence[Atom]]]:
-        """The parts as stages, and what each passes to later ones. `known`: how many values are passed already."""
+    def stages(self, known: int) -> Iterator[tuple[Stage, Sequence[Atom]]]:
+        """The parts as stages, and the values that each passes on. `known`: how many values are passed already."""
         outputs = [self._outputs(number) for number in range(len(self._groups))]
         reads = [self._reads(number, made) for number, made in enumerate(outputs)]
         number_of: dict[Atom, int] = {}
         common = {self.exports[at] for at in self._stage.common}
         for number, made in enumerate(outputs):
-            later = [var for one in reads[number + 1 :] for var in one if var in self._maker]
+            later = [var for read in reads[number + 1 :] for var in read if var in self._maker]
             passed = [var for var in dict.fromkeys([*self.exports, *later]) if self._place(var) == number]
             direct = tuple(
                 i for i, at in zip(self._stage.direct, self._direct, strict=True) if self._place(at) == number
             )
             compute = self._part(number, [*made, *passed], reads[number], number_of)
-            contributions = tuple(self._stage.contributions[one] for one in self._groups[number])
-            shared = tuple(at for at, one in enumerate(passed) if one in common)
+            contributions = tuple(self._stage.contributions[at] for at in self._groups[number])
+            shared = tuple(at for at, var in enumerate(passed) if var in common)
             yield Stage(compute, contributions, direct, shared), passed
             number_of |= {var: known + at for at, var in enumerate(passed)}
             known += len(passed)
 
     def _outputs(self, number: int) -> list[Atom]:
         """The contributions and metrics that a part makes."""
-        given = [self._given[one] for one in self._groups[number]]
+        given = [self._given[at] for at in self._groups[number]]
         return [*given, *(atom for atom in self._direct if self._place(atom) == number)]
 
     def _reads(self, number: int, made: Sequence[Atom]) -> dict[Var, None]:
-        """What a part reads that it does not make, in the order of the program."""
+        """The values from elsewhere that a part reads, in the order of the program."""
         eqns = self._eqns_of(number)
         atoms = [*(atom for eqn in eqns for atom in eqn.invars), *made]
         own = {var for eqn in eqns for var in eqn.outvars}
@@ -155,7 +157,7 @@ class _Divided:
         self, number: int, made: Sequence[Atom], reads: Mapping[Var, None], number_of: Mapping[Atom, int]
     ) -> Part:
         whole = self._stage.compute
-        # A result that is an input of the undivided program is one of this part, too.
+        # A result that is an input of the undivided program is an input of this part, too.
         also = [
             atom for atom in made if _compat.is_var(atom) and atom in self._input_of and atom not in reads
         ]
@@ -210,7 +212,7 @@ _KINDS = ("consts", "state", "batch", "means", "rest", "zeros")  # in the order 
 
 
 def _inputs(part: Part) -> dict[Var, tuple[str, int]]:
-    """For each input of a program its kind, and its number among those of this kind."""
+    """For each input of a program its kind, and its number within this kind."""
     numbers = {
         "consts": range(len(part.consts)),
         "state": part.state,
@@ -239,12 +241,12 @@ def _balanced(
         middle = before + sizes[number] / 2
         share = min(parts - 1, int(middle * parts / max(1, total)))
         apart = bool(group) and ready[group[-1]] != ready[number]
-        if share > at and apart and 4 * parts * sum(sizes[one] for one in group) >= total:
+        if share > at and apart and 4 * parts * sum(map(sizes.__getitem__, group)) >= total:
             groups.append(group)
             group = []
             at = share
         group.append(number)
         before += sizes[number]
-    if groups and 4 * parts * sum(sizes[one] for one in group) < total:
+    if groups and 4 * parts * sum(map(sizes.__getitem__, group)) < total:
         group = [*groups.pop(), *group]
     return [*groups, group]

@@ -34,7 +34,7 @@ def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
     Several calls that do not depend on each other are one exchange. A call with a value that depends on earlier means
     and on the batch is another exchange of the same step. A value that does not depend on the batch is
     already the same in all groups and is returned unchanged, whatever its dtype. Under `jax.vmap` it averages each
-    element. A call in a `jax.lax.scan` is one exchange in each round. One in a branch of a `jax.lax.cond` takes
+    element. A call in a `jax.lax.scan` is one exchange in each round. A call in a branch of a `jax.lax.cond` takes
     place in every step, with zeros where another branch is taken; the batch may not decide that.
 
     If a group fails during the exchange, the others compute its shards and average again: the result is the
@@ -57,7 +57,7 @@ def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
         >>> params, metrics = step(jnp.ones(3), jnp.eye(3))
 
     Args:
-        tree: a pytree of arrays of any shapes. Those that depend on the batch must be floating point (float16,
+        tree: a pytree of arrays of any shapes. Leaves that depend on the batch must be floating point (float16,
             bfloat16, float32, float64) or complex. The half precisions are summed in float32 and rounded once.
         quantize: None, "int8", or a function that chooses each leaf's format: it takes the leaf's path, such as
             "['dense']['kernel']", and the leaf, and returns "int8" or None. Small leaves are then its choice, too.
@@ -66,8 +66,8 @@ def pmean(tree: T, *, quantize: Quantize | None = None) -> T:
         The means, as a pytree of the same structure, shapes, dtypes and shardings.
 
     Raises:
-        StepError: the tree is empty, or has a leaf that is not an array, or one that depends on the batch and is
-            neither floating point nor complex; or `quantize` has another value, chooses a leaf that is not float16,
+        StepError: the tree is empty, or has a leaf that is not an array, or depends on the batch and is neither
+            floating point nor complex; or `quantize` has another value, chooses a leaf that is not float16,
             bfloat16 or float32, or meets more than 258 shards; or the step cannot be cut at this pmean: it is outside
             a step given to `jaxft.fault_tolerant`, under `jax.grad`, or inside a `while_loop`, scans of more than 64
             rounds, or `jax.shard_map`.
@@ -169,7 +169,7 @@ def _mark(tree: T, operation: Operation, quantize: Quantize | None = None) -> T:
 
 
 def _parts(path: tuple[Any, ...], leaf: Any, operation: Operation) -> list[tuple[Any, Path, str]]:
-    """What is exchanged for a leaf, with the path and the label of each: of a complex one, its two parts."""
+    """The arrays to exchange for a leaf, two if it is complex, each with its path and label."""
     label, names = jax.tree_util.keystr(path), path_names(path)
     found = [(leaf, names, label)]
     if _is_complex(leaf):
@@ -267,6 +267,6 @@ def _index_lowering(*_: Any, **__: Any) -> NoReturn:
     _refuse("shard_index", "reached by plain `jax.jit`")
 
 
-# The primitive of `pmean` and `psum`; its parameter `operation` says which.
+# The primitive of `pmean` and `psum`, which differ in its parameter `operation`.
 pmean_p = _compat.make_primitive("jaxft_pmean", eagerly=_eagerly, lowering=_lowering, jvp=_jvp)
 shard_index_p = _compat.make_source("jaxft_shard_index", eagerly=_index_eagerly, lowering=_index_lowering)

@@ -35,7 +35,7 @@ from jaxft._programs._trace import Traced
 _log = logging.getLogger("jaxft")
 _NOTHING = contextlib.nullcontext()
 
-# What tells batches apart: their structure and the abstract value of each leaf.
+# The key of a batch's type: its structure and the abstract value of each leaf.
 BatchKey = tuple[PyTreeDef, tuple[Any, ...]]
 
 
@@ -45,28 +45,28 @@ class OtherTypes(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What the stages so far made of a shard besides contributions: for its later ones, and for metrics."""
+    """Results of the stages so far for one shard besides contributions: for later stages, and for metrics."""
 
     programs: "Programs"
-    program: int  # the last of those that made it
+    program: int  # the last program that was run
     direct: Sequence[jax.Array]
     rest: Sequence[jax.Array | None]  # None: no later program reads it
     batch: Sequence[Any]  # its leaves, and the number of the shard; empty if no later program reads them
-    spent: bool = False  # whether what later programs read is dropped
+    spent: bool = False  # whether the values for later programs are dropped
 
     def sharing(self, others: Iterable["Local"]) -> "Local":
-        """The same, with what all shards have in common from another shard that has come as far: one copy is kept."""
+        """The same, with common values taken from another shard at the same stage, so that one copy is kept."""
         own, common = (self.programs, self.program, False), self.programs.cut.common
         if not common:
             return self
-        like = next((one for one in others if (one.programs, one.program, one.spent) == own), None)
+        like = next((local for local in others if (local.programs, local.program, local.spent) == own), None)
         if like is None:
             return self
         pairs = enumerate(zip(self.rest, like.rest, strict=True))
         return replace(self, rest=[theirs if at in common else mine for at, (mine, theirs) in pairs])
 
     def only_counts(self) -> "Local":
-        """The same without what later programs read, once they have been started."""
+        """The same without the values for later programs, once these have been started."""
         return replace(self, rest=(), batch=(), spent=True)
 
 
@@ -77,7 +77,7 @@ class Programs:
     All programs are pure. `compute` and `compute_next` consume nothing, so they may run again for other shards, and
     a step that is not committed has nothing to undo. `apply` consumes the state: the old arrays are deleted.
 
-    `contribution` lists what is exchanged, in the order of the exchanges. Means are given in the same order.
+    `contribution` lists the exchanged values, in the order of the exchanges. Means are given in the same order.
     """
 
     contribution: tuple[LeafSpec, ...]
@@ -101,7 +101,7 @@ class Programs:
             OtherTypes: the state has another structure.
             ConfigurationError: a leaf was consumed before, or is a tracer.
         """
-        # Fast path: a sixth of the time that `jax.tree.flatten` takes. What is wrong is said below.
+        # Fast path: a sixth of the time that `jax.tree.flatten` takes. Errors are raised below.
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             leaves = self.traced.state_tree.flatten_up_to(state)
             if all_alive(leaves):
@@ -109,13 +109,13 @@ class Programs:
         leaves, tree = jax.tree.flatten(state)
         if tree != self.traced.state_tree:
             raise OtherTypes(
-                "The state has another structure than the one that this step was compiled for: "
+                "The state has another structure than this step was compiled for: "
                 f"{first_difference(self.traced.state_tree, state)}.{self._remedy(state)}"
             )
         return own(leaves, state)
 
     def _remedy(self, given: Any) -> str:
-        """What to do about a state of another structure."""
+        """The remedy for a state of another structure."""
         if (
             isinstance(given, tuple)
             and len(given) == 2
@@ -134,7 +134,7 @@ class Programs:
     def compute(
         self, state: Sequence[jax.Array], batch: Any, shard: int = 0
     ) -> tuple[list[jax.Array], Local]:
-        """The contribution of one shard to the first exchange, and what stays here.
+        """The contribution of one shard to the first exchange, and the results that stay here.
 
         Raises:
             OtherTypes: state or batch are of other types.
@@ -163,7 +163,7 @@ class Programs:
     def compute_next(
         self, state: Sequence[jax.Array], means: Sequence[np.ndarray | jax.Array], local: Local
     ) -> tuple[list[jax.Array], Local]:
-        """The contribution of one shard to the next exchange, and what stays here.
+        """The contribution of one shard to the next exchange, and the results that stay here.
 
         Args:
             state: as in `compute`.
@@ -186,7 +186,7 @@ class Programs:
         count = len(stage.contributions)
         stop = count + len(stage.direct)
         read = self._read_after[number]
-        rest = [one if at in read else None for at, one in enumerate((*before.rest, *outputs[stop:]))]
+        rest = [value if at in read else None for at, value in enumerate((*before.rest, *outputs[stop:]))]
         batch = before.batch if any(later.compute.batch for later in self.cut.stages[number + 1 :]) else ()
         return outputs[:count], Local(self, number, (*before.direct, *outputs[count:stop]), rest, batch)
 
@@ -230,14 +230,14 @@ class Programs:
 
     @functools.cached_property
     def _new_leaves(self) -> Picker:
-        """Picks the new state out of what `apply` made followed by the old state."""
+        """Picks the new state out of the results of `apply` followed by the old state."""
         outputs = len(self.cut.apply.output_avals)
         index_of = {leaf: index for index, leaf in enumerate(self.cut.made)}
         index_of |= {new: outputs + old for new, old in self.cut.forwarded.items()}
         return picker([index_of[leaf] for leaf in range(len(index_of))])
 
     def blank_metrics(self) -> Any:
-        """Metrics that say nothing: NaN, zero if they are integers."""
+        """Unknown metrics: NaN, zero if they are integers."""
         return self.traced.metrics_tree.unflatten(list(map(_unknown, self.cut.metrics)))
 
     def _metrics(
@@ -261,7 +261,7 @@ class Programs:
         except (TypeError, ValueError) as error:
             refuse_tracers(inputs)
             refuse_disabled_jit()
-            # Raised by the check of the arguments, before anything runs; the text says which one and why.
+            # Raised by the check of the arguments, before anything runs; its text names the argument.
             raise OtherTypes(
                 "A fault-tolerant step was called with arrays of other types or shardings than it was compiled "
                 f"for. Between two calls the state must keep its types.{_place_it(inputs)} {error}"
@@ -295,12 +295,12 @@ class DeviceSide:
     _sums: dict[int, DeviceSums | None] = field(default_factory=dict, init=False)
 
     def compile_sums(self) -> None:
-        """Compile what adds contributions on an accelerator, before a step needs it."""
+        """Compile the programs that add contributions on an accelerator, before a step needs them."""
         for stage in range(self.stages.count):
             self.sums(stage)
 
     def sums(self, stage: int) -> DeviceSums | None:
-        """What adds this process's contributions to an exchange on an accelerator. The first call compiles."""
+        """The adder of this process's contributions to an exchange on an accelerator. The first call compiles."""
         if stage not in self._sums and self.stages.stage_pieces[stage].whole:
             self._compile_sums(stage, self.stages.shardings(stage))
         return self._sums.get(stage)
@@ -323,7 +323,7 @@ class DeviceSide:
         return self.stages.on_accelerator and self._have_room(self._compute_bytes)
 
     def _have_room(self, size_bytes: int) -> bool:
-        """Whether each device has so much memory left."""
+        """Whether each device has this much memory left."""
         shardings = jax.tree.leaves(self.executables.computes[0].output_shardings)
         return all(free_bytes(device) >= size_bytes for device in shardings[0].addressable_devices)
 
@@ -333,13 +333,13 @@ class DeviceSide:
         found = [program.memory_analysis() for program in self.executables.computes]
         if None in found:
             return sys.maxsize  # not known: there is no room to be sure of
-        return sum(one.temp_size_in_bytes + one.output_size_in_bytes for one in found)
+        return sum(memory.temp_size_in_bytes + memory.output_size_in_bytes for memory in found)
 
     def to_devices(self, stage: int, means: Sequence[np.ndarray]) -> Sequence[Any]:
         """Start to bring the means of an exchange to the devices of an accelerator, ahead of `apply`.
 
-        Returns them as `joined` takes them: as they are on CPU, in a group of several processes, and where the
-        devices have no room for them beside one more `compute`.
+        Returns them as `joined` takes them: unchanged on CPU, in a group of several processes, and where the devices
+        have no room for them and for one more `compute`.
         """
         if not self.stages.on_accelerator or not self.stages.stage_pieces[stage].whole:
             return means
@@ -373,7 +373,7 @@ def _looking_for_special() -> contextlib.AbstractContextManager[None]:
 
 
 def _place_it(inputs: Sequence[Any]) -> str:
-    """What helps where a step brings a state that lies nowhere to the mesh of a `jax.shard_map`."""
+    """The advice for a step that brings an unplaced state to the mesh of a `jax.shard_map`."""
     if all(len(array.sharding.device_set) < 2 for array in inputs if isinstance(array, jax.Array)):
         return ""
     return (

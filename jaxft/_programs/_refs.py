@@ -1,4 +1,4 @@
-"""Refs that live within a step: what touches one becomes a nested `jax.jit`, outside of which it cannot be seen.
+"""Refs that live within a step: equations that touch a Ref become a nested `jax.jit`, which hides it.
 
 A step becomes several programs, and no program can pass a Ref to another. So all that is done with a Ref, from
 `jax.new_ref` to its last use, must lie between two exchanges. Equations that do not lie on a way from one use to
@@ -39,7 +39,7 @@ def _refs(eqn: Eqn) -> set[Var]:
 
 
 def _uses(eqns: Sequence[Eqn], first: int) -> set[int]:
-    """The equations that touch the Refs of one, and other Refs that these touch."""
+    """The equations that touch the Refs of the first, and other Refs that these touch."""
     refs, uses = _refs(eqns[first]), {first}
     while True:
         grown = {at for at, eqn in enumerate(eqns) if refs & _refs(eqn)}
@@ -50,20 +50,20 @@ def _uses(eqns: Sequence[Eqn], first: int) -> set[int]:
 
 
 def _before(eqns: Sequence[Eqn]) -> list[int]:
-    """For each equation, as bits, those that must stand before it: what it reads, and earlier uses of its Refs."""
+    """For each equation, as bits, all that must precede it: makers of its operands, and earlier uses of its Refs."""
     found: list[int] = []
     last: dict[Var, int] = {}  # of each value or Ref, the last equation that made or touched it
     for at, eqn in enumerate(eqns):
         needs = {last[atom] for atom in eqn.invars if _compat.is_var(atom) and atom in last}
-        found.append(sum(1 << one for one in needs))
-        for one in needs:
-            found[at] |= found[one]
+        found.append(sum(1 << earlier for earlier in needs))
+        for earlier in needs:
+            found[at] |= found[earlier]
         last |= dict.fromkeys((*eqn.outvars, *_refs(eqn)), at)
     return found
 
 
 def _inside(eqns: Sequence[Eqn], uses: set[int], before: Sequence[int]) -> list[int]:
-    """The uses, and what lies on a way from one to another."""
+    """The uses, and all equations on a way from one use to another."""
     mask, needed = sum(1 << at for at in uses), 0
     for at in uses:
         needed |= before[at]

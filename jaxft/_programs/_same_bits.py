@@ -1,7 +1,7 @@
 """Refuses an overlap that changes bits.
 
-XLA fuses what one program contains. At a boundary between two programs it may round otherwise, and then a step would
-have other bits than without overlap. Whether it does is seen in the first batch.
+XLA fuses operations within a program. At a boundary between two programs it may round otherwise, and then a step
+would have other bits than without overlap. Whether it does is seen in the first batch.
 """
 
 from collections.abc import Sequence
@@ -20,31 +20,31 @@ Values = dict[str, np.ndarray | jax.Array]
 
 
 def check_same_bits(whole: Computes, divided: Computes, state: Sequence[Any], batch: Sequence[Any]) -> None:
-    """Compute a shard with the undivided programs and with the divided ones, and compare what is exchanged.
+    """Compute a shard with the undivided programs and with the divided ones, and compare their contributions.
 
     Raises:
-        StepError: a contribution has other bits. It names it.
+        StepError: a contribution, which is named, has other bits.
     """
     wanted, found = _contributions(whole, state, batch), _contributions(divided, state, batch)
-    for one in divided[0].contributions:
-        if _same(_of(one, wanted), found[one.label]):
+    for made in divided[0].contributions:
+        if _same(_of(made, wanted), found[made.label]):
             continue
-        if not _same(_of(one, _contributions(whole, state, batch)), _of(one, wanted)):
+        if not _same(_of(made, _contributions(whole, state, batch)), _of(made, wanted)):
             raise StepError(
                 f"The step cannot be overlapped: it is not deterministic. Computed twice by the same program, "
-                f"{one.label!r} has other bits the second time. On a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops="
+                f"{made.label!r} has other bits the second time. On a GPU, set XLA_FLAGS=--xla_gpu_deterministic_ops="
                 "true, which groups need to have the same bits. Or leave out `overlap`."
             )
         raise StepError(
             f"The step cannot be overlapped in this way: computed by {len(divided[0].stages)} programs, "
-            f"{one.label!r} has other bits than computed by {len(whole[0].stages)}, because XLA rounds otherwise at "
+            f"{made.label!r} has other bits than computed by {len(whole[0].stages)}, because XLA rounds otherwise at "
             "a boundary between two programs. Pass another number as `overlap` to jaxft.fault_tolerant, or leave it "
             "out."
         )
 
 
 def _contributions(computes: Computes, state: Sequence[Any], batch: Sequence[Any]) -> Values:
-    """What a shard alone contributes to all exchanges, by its label."""
+    """The contributions of a single shard to all exchanges, by label."""
     cut, programs = computes
     means: list[jax.Array] = []
     rest: list[jax.Array | None] = []
@@ -53,8 +53,8 @@ def _contributions(computes: Computes, state: Sequence[Any], batch: Sequence[Any
         outputs = program(*stage.compute.inputs(state, batch=batch, means=means, rest=rest))
         count = len(stage.contributions)
         made = outputs[:count]
-        for one, array in zip(stage.contributions, made, strict=True):
-            found[one.label] = np.asarray(array) if array.is_fully_addressable else array
+        for contribution, array in zip(stage.contributions, made, strict=True):
+            found[contribution.label] = np.asarray(array) if array.is_fully_addressable else array
         if any(later.compute.means for later in cut.stages[number + 1 :]):
             means += made
         reads = cut.rest_read_after(number)
@@ -64,7 +64,7 @@ def _contributions(computes: Computes, state: Sequence[Any], batch: Sequence[Any
 
 
 def _of(contribution: Contribution, values: Values) -> np.ndarray | jax.Array:
-    """The same rows of what the undivided step contributes."""
+    """The same rows of the undivided step's contribution."""
     rows = contribution.rows
     if rows is None:
         return values[contribution.label]

@@ -2,7 +2,7 @@
 
 Theory of operation. A model that scans over its layers gets the gradients of all layers from one backward scan, at
 its end. Here such a scan becomes several, one after the other over consecutive rows, with the same body. Each of its
-results that goes to pmean or psum goes there in as many pieces, and the means of the pieces are put together again.
+results that goes to pmean or psum goes there in as many parts, and the means of the parts are put together again.
 
 The new scans run over the numbers of rows and take each row out of the whole operand, as JAX does it too when it
 compiles a scan. So no operand is copied.
@@ -23,7 +23,7 @@ from jaxft._programs._compat import Atom, Eqn, Var
 from jaxft._programs._inline import Flat
 from jaxft._programs._primitive import Path, pmean_p
 
-# They change each element by itself, and say nothing of the shape.
+# They change each element by itself, whatever the shape.
 _BY_ELEMENT = frozenset({"convert_element_type", "copy", "copy_p", "neg", "reduce_precision", "mul", "div"})
 _BY_ELEMENT |= {"max", "min", "sharding_constraint"}
 
@@ -44,13 +44,13 @@ class Rows:
 def divide_scans(
     flat: Flat, parts: int, exchanged: Collection[Var], is_whole: Callable[[Path, Sequence[int]], bool]
 ) -> None:
-    """Divide each scan that makes contributions into so many, or one for each row if it has fewer."""
+    """Divide each scan that makes contributions into `parts`, or into its rows if it has fewer."""
     makers = {var: eqn for eqn in flat.eqns for var in eqn.outvars}
     found = ((atom, _chain(atom, makers)) for atom in _wanted(flat, exchanged, is_whole))
     chains = {atom: chain for atom, chain in found if chain is not None}
     divided = {id(chain.scan) for chain in chains.values()}
     by_element = {id(eqn) for chain in chains.values() for eqn in chain.eqns}
-    pieces: dict[Var, Sequence[Atom]] = {}  # of results of scans, and of what is made of them by element
+    pieces: dict[Var, Sequence[Atom]] = {}  # of results of scans, and of values made of them by element
     eqns: list[Eqn] = []
     for eqn in flat.eqns:
         if id(eqn) in divided:
@@ -67,7 +67,7 @@ def divide_scans(
 def _wanted(
     flat: Flat, exchanged: Collection[Var], is_whole: Callable[[Path, Sequence[int]], bool]
 ) -> list[Var]:
-    """What is exchanged, and may be in pieces."""
+    """The exchanged values that may be divided by rows."""
     whole: dict[Var, bool] = {}
     for eqn in flat.eqns:
         if eqn.primitive is pmean_p and "quantize" not in eqn.params:
@@ -78,7 +78,7 @@ def _wanted(
 
 
 def start_of(atom: Atom, makers: Mapping[Var, Eqn]) -> Atom:
-    """The value from which one is made element by element."""
+    """The value that `atom` is made from, element by element."""
     while _compat.is_var(atom) and atom in makers and (source := _source(makers[atom])) is not None:
         atom = source
     return atom
@@ -133,7 +133,7 @@ def _can_be_divided(eqn: Eqn) -> bool:
 
 
 def _scans(eqn: Eqn, parts: int, pieces: dict[Var, Sequence[Atom]]) -> list[Eqn]:
-    """The equations of the scans that replace one; `pieces` gets those of its stacked results."""
+    """The equations of the scans that replace a scan; `pieces` gets the rows of its stacked results."""
     length, reverse = eqn.params["length"], eqn.params["reverse"]
     consts, carried = _compat.scan_counts(eqn)
     count = min(parts, length)
@@ -173,7 +173,7 @@ def _over_rows(eqn: Eqn, start: int, stop: int) -> Callable[..., list[Any]]:
 
         def turn(carry: list[Any], row: jax.Array) -> tuple[list[Any], list[Any]]:
             found = body(
-                *fixed, *carry, *(lax.dynamic_index_in_dim(one, row, keepdims=False) for one in stacked)
+                *fixed, *carry, *(lax.dynamic_index_in_dim(rows, row, keepdims=False) for rows in stacked)
             )
             return found[:carried], found[carried:]
 
@@ -187,12 +187,12 @@ def _over_rows(eqn: Eqn, start: int, stop: int) -> Callable[..., list[Any]]:
 
 
 def _own(results: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-    """Results of which each is a value for itself: a scan may return what it was given, such as a carry."""
-    seen = {id(one) for one in operands}
+    """Results as separate values: a scan may return its operands, such as a carry."""
+    seen = set(map(id, operands))
     found: list[Any] = []
-    for one in results:
-        found.append(lax.optimization_barrier(one) if id(one) in seen else one)
-        seen.add(id(one))
+    for result in results:
+        found.append(lax.optimization_barrier(result) if id(result) in seen else result)
+        seen.add(id(result))
     return found
 
 
@@ -207,7 +207,7 @@ def _on_pieces(eqn: Eqn, pieces: dict[Var, Sequence[Atom]]) -> list[Eqn]:
         made.append(
             eqn.replace(invars=[piece if atom is source else atom for atom in eqn.invars], outvars=[out])
         )
-    pieces[result] = [one.outvars[0] for one in made]
+    pieces[result] = [each.outvars[0] for each in made]
     return made
 
 

@@ -24,7 +24,7 @@ def specs(
     Args:
         state: the leaves of the state.
         batch: the leaves of the batch.
-        others: what the step closes over.
+        others: the closed-over arrays.
     """
     mesh = _mesh([*state, *batch, *others])
     replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -38,22 +38,22 @@ def apart(labels: Sequence[str], leaves: Sequence[Any]) -> str:
         for label, leaf in zip(labels, leaves, strict=True)
         if (sharding := placed(leaf)) is not None
     ]
-    first, most = max(found, key=lambda one: len(one[1]), default=("", ()))
-    other = next((one for one in found if set(one[1]) != set(most)), None)
+    first, most = max(found, key=lambda pair: len(pair[1]), default=("", ()))
+    other = next((pair for pair in found if set(pair[1]) != set(most)), None)
     if other is not None:
         return (
             f"A step takes a state and a batch on the same devices, but {_differs(other, (first, most))}. Place both "
-            "on the same, such as by `jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))` for one that is "
-            "not divided; or leave one unplaced, as numpy arrays and those of jax.numpy are: it is brought to where "
-            "the others lie."
+            "on the same, such as by `jax.device_put(leaf, NamedSharding(mesh, PartitionSpec()))` for a leaf that is "
+            "not divided; or leave a leaf unplaced, as numpy arrays and results of jax.numpy are: it is brought to "
+            "where the others lie."
         )
-    other = next((one for one in found if one[1] != most), None)
+    other = next((pair for pair in found if pair[1] != most), None)
     if other is None:
         return ""
     return (
         f"A step takes a state and a batch on the same devices in one order, but {_differs(other, (first, most))}. "
         "Place both on one mesh, or on meshes of the same devices in the same order: `jax.make_mesh` chooses its "
-        "own, and `Mesh(mesh.devices.reshape(shape), names)` keeps that of another mesh."
+        "own order, and `Mesh(mesh.devices.reshape(shape), names)` keeps the order of another mesh."
     )
 
 
@@ -92,7 +92,7 @@ def pins(
     state: Sequence[jax.ShapeDtypeStruct],
     state_paths: Sequence[Path],
 ) -> list[Sharding | None]:
-    """The sharding for each contribution: that of the parameter whose gradient it is.
+    """The sharding for each contribution: its parameter's, if it is a gradient.
 
     On a mesh with automatic axes nothing else ties the gradients that leave a program to the shardings of their
     parameters, and XLA often gathers them (measured: four times the memory and traffic). The parameter is the
@@ -102,10 +102,10 @@ def pins(
     moments of an offloaded optimizer do.
     """
     pin_of = Pins(state, state_paths)
-    found = [pin_of(one.path, one.rows.shape if one.rows else one.aval.shape) for one in contributions]
+    found = [pin_of(made.path, made.rows.shape if made.rows else made.aval.shape) for made in contributions]
     return [
-        pin if one.aval.memory_space is jax.memory.Space.Host else _on_devices(pin)
-        for pin, one in zip(found, contributions, strict=True)
+        pin if made.aval.memory_space is jax.memory.Space.Host else _on_devices(pin)
+        for pin, made in zip(found, contributions, strict=True)
     ]
 
 
@@ -119,7 +119,7 @@ class Pins:
     """The sharding of the parameter that a contribution with some path and shape is the gradient of."""
 
     def __init__(self, state: Sequence[jax.ShapeDtypeStruct], state_paths: Sequence[Path]) -> None:
-        # That of all leaves of a shape, and that of the first leaf of a shape whose path ends so. A state may have
+        # The sharding of all leaves of a shape, and of the first leaf of a shape whose path ends so. A state may have
         # thousands of leaves, so they are looked up.
         self._of_all: dict[tuple[int, ...], Sharding | None] = {}
         self._by_end: dict[tuple[tuple[int, ...], Path], Sharding | None] = {}

@@ -1,8 +1,8 @@
 """Slices one program out of a step: the equations that its results need, and nothing else.
 
 A program is built backwards from its results. An equation with sub-jaxprs of which only some results are wanted (a
-scan that carries a PRNG key beside the gradients) is reduced to those. If it still names an operand that this program
-cannot have, the taints prove that no wanted result depends on it (the reduction is coarser than the analysis), and
+scan that carries a PRNG key and gradients) is reduced to these. If it still names an operand that this program cannot
+have, the taints prove that no wanted result depends on it (the reduction is coarser than the analysis), and
 zeros replace it.
 """
 
@@ -37,7 +37,7 @@ class Kind:
         return stage_of(taint) <= self.stage
 
     def reads(self, made_in: int) -> bool:
-        """Whether the program may read what the program of a stage has made for the same shard."""
+        """Whether the program may read a value that a stage has made for the same shard."""
         return self.per_shard and made_in < self.stage
 
     def runs_effects(self, taint: Taint) -> bool:
@@ -54,10 +54,10 @@ class Analysed:
     state: list[Var]
     batch: list[Var]
     means: list[Var] = field(default_factory=list)  # the results of the exchanges, in their order
-    # What may be passed from one program to a later one though it does not derive from the batch, and the stage that
-    # makes it. Shards have it in common.
+    # Values that may be passed to later programs though they do not derive from the batch, and the stages that make
+    # them. Shards have them in common.
     common: dict[Var, int] = field(default_factory=dict)
-    # What the program of each stage makes for later ones on the same shard, an ordered set. Complete when all are
+    # The values that each stage makes for later programs on the same shard, an ordered set. Complete when all are
     # gathered.
     rest: dict[int, dict[Var, None]] = field(default_factory=dict)
     alias: dict[Var, Atom] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class Analysed:
         return stage_of(self.taints.taint(atom))
 
     def rest_of(self, stage: int) -> list[Var]:
-        """What the program of a stage makes for those of later stages, which must have been gathered."""
+        """The values that a stage makes for later programs, which must have been gathered."""
         return list(self.rest.get(stage, ()))
 
 
 class Gathered:
-    """The equations of one program. Those of later stages must be gathered first, since they say what they read."""
+    """The equations of one program. Programs of later stages must be gathered first: their reads must be known."""
 
     def __init__(
         self, step: Analysed, kind: Kind, outvars: Sequence[Atom], donated: Sequence[int] = ()
@@ -138,7 +138,7 @@ class Gathered:
             reduced = _compat.prune(eqn, used, keep_effects=keeps_effects)
         if reduced is not None:
             invars = [self._operand(atom, wanted) for atom in reduced.invars]
-            # What is not needed may be made of zeros here, and be an input from an earlier program.
+            # A result that is not needed may be made of zeros here, and be an input from an earlier program.
             outvars = [var if var in self._needed else _compat.new_var(var.aval) for var in reduced.outvars]
             self._eqns.append(reduced.replace(invars=invars, outvars=outvars))
 

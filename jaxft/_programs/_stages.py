@@ -1,6 +1,6 @@
-"""What the programs of a step exchange: in which order, in which parts, and where its elements lie.
+"""The exchanges of a step: their order, their buckets, and where elements lie.
 
-An exchange takes a *bucket* of what a program contributes. On an accelerator contributions have to be copied to the
+An exchange takes a *bucket* of a program's contributions. On an accelerator contributions have to be copied to the
 host, and means to the devices. In several buckets that takes place during the exchange: while one is exchanged, the
 next is copied to the host, and the means of the last to the devices. On CPU there is nothing to copy, and in each
 further exchange all members wait for each other once more.
@@ -34,7 +34,7 @@ BUCKET_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What one exchange takes: contributions of one program, from `first` up to but not including `stop`."""
+    """Contributions of one program for one exchange, from `first` up to but not including `stop`."""
 
     program: int
     first: int
@@ -46,7 +46,7 @@ class Stages:
     """The exchanges of a step, in order. Nothing here runs a program.
 
     Attributes:
-        contribution: the types of all that is exchanged.
+        contribution: the types of all exchanged values.
         cut: the step.
         state_specs: the types of the leaves of the state.
         left: how the contributions of each program leave it.
@@ -73,7 +73,7 @@ class Stages:
         left = [program.output_shardings for program in executables.computes]
         lanes = lane_devices([*(spec.sharding for spec in state_specs), *executables.pins])
         devices = lanes or (lane_devices(None) if jax.process_count() > 1 else ())
-        made_on = [device for one in jax.tree.leaves(left[0])[:1] for device in one.device_set]
+        made_on = [device for sharding in jax.tree.leaves(left[0])[:1] for device in sharding.device_set]
         return Stages(contribution, cut, state_specs, left, devices, any(map(is_accelerator, made_on)))
 
     @property
@@ -83,12 +83,12 @@ class Stages:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The layout of all that is exchanged: groups that agree on it exchange the same."""
+        """The layout of all exchanged values: groups that agree on it exchange the same."""
         return Layout.of(self.contribution)
 
     @functools.cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """What each exchange takes. Groups that have the same programs on the same kind of device divide alike."""
+        """The bucket of each exchange. Groups that have the same programs on the same kind of device divide alike."""
         rest = iter(self.contribution)
         found: list[Bucket] = []
         for number, stage in enumerate(self.cut.stages):
@@ -105,7 +105,7 @@ class Stages:
         return tuple(tuple(itertools.islice(rest, bucket.stop - bucket.first)) for bucket in self.buckets)
 
     def bucket(self, stage: int, made: Sequence[Any]) -> Sequence[Any]:
-        """Of what a program made, what one exchange takes."""
+        """The bucket of one exchange, out of all contributions of its program."""
         bucket = self.buckets[stage]
         return made[bucket.first : bucket.stop]
 
@@ -167,7 +167,7 @@ class Stages:
 
     @functools.cached_property
     def lanes_text(self) -> str:
-        """What every device of the group holds: groups that differ in it cannot exchange lane by lane."""
+        """A digest of the blocks that each device holds: groups that differ in it cannot exchange lane by lane."""
         held = [pieces.lanes.digest for pieces in (self.state_pieces, *self.stage_pieces)]
         digest = hashlib.sha256(" ".join(held).encode()).hexdigest()[:16]
         meshes = {
@@ -179,11 +179,11 @@ class Stages:
 
     @functools.cached_property
     def piece_specs(self) -> tuple[LeafSpec, ...]:
-        """The types of all pieces: what this process exchanges with other groups."""
+        """The types of all arrays that this process exchanges with other groups."""
         return self.specs_of(None)
 
     def specs_of(self, span: Span | None) -> tuple[LeafSpec, ...]:
-        """The types of all that is exchanged of some lanes; None: of this process."""
+        """The types of all exchanged arrays of some lanes; None: of this process."""
         by_stage = zip(self.stage_pieces, self.specs, strict=True)
         return tuple(spec for pieces, specs in by_stage for spec in pieces.specs(specs, span))
 
@@ -191,7 +191,7 @@ class Stages:
     def layouts(self) -> tuple[Layout, ...]:
         """Where the elements lie in each exchange.
 
-        Those of whole leaves differ, so frames of one are not taken for another's. Parts of two stages may look
+        Layouts of whole leaves differ, so that no frame is taken for another exchange's. Parts of two stages may look
         alike; they go over the same connection, one after the other.
         """
         made = tuple(self.span_layout(number, None) for number in range(self.count))
@@ -224,7 +224,7 @@ class Stages:
         return found
 
     def cut_means(self, means: Sequence[np.ndarray], span: Span) -> list[np.ndarray]:
-        """Of this process's pieces of the means of all stages, what belongs to some lanes."""
+        """The parts of the means of all stages, as this process holds them, that belong to some lanes."""
         found: list[np.ndarray] = []
         start = 0
         for pieces in self.stage_pieces:
@@ -243,7 +243,7 @@ class Stages:
 
 
 def divided(program: int, sizes: Sequence[int], *, on_accelerator: bool) -> list[Bucket]:
-    """Divide what a program contributes into buckets, none of which is small."""
+    """Divide the contributions of a program into buckets, none of which is small."""
     if not on_accelerator:
         return [Bucket(program, 0, len(sizes))]
     least = max(BUCKET_BYTES, math.ceil(sum(sizes) / MOST_BUCKETS))

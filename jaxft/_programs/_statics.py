@@ -92,7 +92,7 @@ def _undeclared(what: str, declaration: str) -> str:
 
 
 class _Parameters(NamedTuple):
-    """What a signature says of the arguments of a function."""
+    """The arguments of a function, by its signature."""
 
     positional: Sequence[str]
     named: Sequence[str]  # by name alone
@@ -135,15 +135,15 @@ NOTHING = Given((), (), {})
 class StaticLeaves:
     """Takes them out of a state before a call of the step, and puts them back afterwards.
 
-    Those of the first state are those of all: they are traced as constants.
+    They must stay as in the first state: they are traced as constants.
     """
 
     def __init__(self, is_array: Callable[[Any], bool] | None) -> None:
         if is_array is not None and not callable(is_array):  # pyright: ignore
             raise ConfigurationError(
-                f"arrays is {short(is_array)}. It is a function that says of each leaf of the state whether it is an "
-                "array that the step may change, such as `arrays=equinox.is_array`. The other leaves are part of the "
-                "program."
+                f"arrays is {short(is_array)}. It is a function of a leaf of the state that returns whether the leaf "
+                "is an array that the step may change, such as `arrays=equinox.is_array`. The other leaves are part "
+                "of the program."
             )
         self._is_array = is_array
         self._tree: PyTreeDef | None = None
@@ -153,7 +153,7 @@ class StaticLeaves:
         """Return the state with None in the place of its static leaves.
 
         Raises:
-            ConfigurationError: a static leaf differs from that of the first state.
+            ConfigurationError: a static leaf differs from the first state's.
         """
         if self._is_array is None:
             return state

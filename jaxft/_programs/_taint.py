@@ -73,9 +73,9 @@ def analyse(flat: Flat, batch: Sequence[Var], shards: int | None = None) -> Tain
     Each psum of a value that does not depend on the batch is replaced in `flat` by a multiplication.
 
     Raises:
-        StepError: a pmean or psum of a dtype that it does not accept; one in a cond whose branch derives from the
-            batch, as shards may take different ones; a psum of a value that does not depend on the batch, if `shards`
-            is None.
+        StepError: a pmean or psum of a dtype that it does not accept, or in a cond whose branch derives from the
+            batch, so that shards may take different branches; a psum of a value that does not depend on the batch, if
+            `shards` is None.
     """
     taints = Taints(of=dict.fromkeys(batch, BATCH), exchanged={}, alias={})
     rules = Rules()
@@ -97,14 +97,14 @@ def analyse(flat: Flat, batch: Sequence[Var], shards: int | None = None) -> Tain
 def _different_branches(choice: Choice) -> str:
     return (
         f"{choice.call} is inside a 'cond' ({choice.line}), and which branch is taken derives from the batch (or "
-        "from the number of the shard, or a host callback). Shards may take different ones, so that some exchange "
-        "and others do not. Let it derive from the state or from means; or let each branch return what is to be "
-        "exchanged, or zeros, and exchange the result outside."
+        "from the number of the shard, or a host callback). Shards may take different branches, so that some "
+        "exchange and others do not. Let the choice derive from the state or from means; or let each branch "
+        "return the values to exchange, or zeros, and exchange the result outside."
     )
 
 
 def _mark(eqn: Eqn, ins: Sequence[Taint], taints: Taints, shards: int | None) -> Sequence[Eqn]:
-    """Note what each result of a pmean or psum is; return the equations for those that need no exchange."""
+    """Note the source of each result of a pmean or psum; return equations for results that need no exchange."""
     more: list[Eqn] = []
     operation: Operation = eqn.params["operation"]
     for var, atom, taint, label in zip(eqn.outvars, eqn.invars, ins, eqn.params["labels"], strict=True):
@@ -144,7 +144,7 @@ class Rules:
         }
 
     def results(self, eqn: Eqn, ins: list[Taint]) -> Sequence[Taint]:
-        """The taints of an equation's results, given those of its operands."""
+        """The taints of an equation's results, given its operands' taints."""
         self._see(eqn, ins)
         name = eqn.primitive.name
         if name in self._rules:
@@ -248,10 +248,11 @@ def common(flat: Flat, taints: Taints) -> dict[Var, int]:
     followed by an update of the weights (epochs and minibatches of PPO), the k-th program would repeat k updates:
     programs that grow, and that all differ. So what earlier programs have made of means is passed on, and with it the
     numbers that go along (the count of an optimizer, a key), so that the programs of all rounds between the second
-    and the last are the same, and are compiled once. What is larger than its operands (a mean that is broadcast to
-    the shape of an activation) is computed again instead. All shards have the same, and a group keeps one copy.
+    and the last are the same, and are compiled once. A value that is larger than its operands (a mean that is
+    broadcast to the shape of an activation) is computed again instead. All shards have the same, and a group keeps
+    one copy.
 
-    What derives from the state alone belongs to the stage in which it stands in the step: after so many exchanges.
+    A value of the state alone belongs to the stage in which it stands in the step, after the exchanges before it.
     """
     found: dict[Var, int] = {}
     now = 0

@@ -63,7 +63,7 @@ def trace_step(
         count = len(state_specs)
         state_given = jax.tree.unflatten(state_tree, state_and_batch[:count])
         batch_given = jax.tree.unflatten(batch_tree, state_and_batch[count:])
-        # Now, because the step may change what it is given.
+        # Now, because the step may change its arguments.
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state_given)]
         batch_labels = labels(batch_given)
         new_state, metrics = _pair(train_step(state_given, batch_given, *given.args, **given.kwargs))
@@ -111,7 +111,7 @@ def _unbound_axis(error: NameError) -> StepError | None:
         f"The step uses the named axis {found[1]!r}, which is not bound{f' ({line})' if line else ''}. For a step "
         "that was written for jax.pmap or jax.shard_map, pass "
         f"`axis_name={found[1]!r}` to jaxft.fault_tolerant, with the number of shards: lax.pmean, lax.psum and "
-        "lax.axis_index over it then mean those of jaxft. Or write jaxft.pmean, jaxft.psum and jaxft.shard_index."
+        "lax.axis_index over it then mean jaxft's own. Or write jaxft.pmean, jaxft.psum and jaxft.shard_index."
     )
 
 
@@ -128,7 +128,7 @@ def described(result: Any) -> str:
     """What messages call the result of a function that is traced, if it is not the pair that it should be."""
     if isinstance(result, tuple):
         return f"a tuple of {len(result)}"
-    if isinstance(result, jax.Array):  # a tracer, whose class says nothing to the user
+    if isinstance(result, jax.Array):  # a tracer, whose class means nothing to the user
         return f"one array, {jax.typeof(result).str_short()}"
     return f"a {type(result).__name__}"
 

@@ -1,4 +1,4 @@
-"""What the log says of a step, once: random numbers that all shards share, and a state that is mostly frozen.
+"""Warnings about a step, once each: random numbers that all shards share, and a state that is mostly frozen.
 
 A key in the state is the same in all groups. Noise that `compute` draws from it is the same in every shard, so its
 mean over the shards is as large as the noise of one. Folding the shard's number, or anything else of the batch, into
@@ -32,8 +32,8 @@ _FROZEN = (
 )
 _NOT_DIVIDED = (
     "overlap={overlap} gains nothing: the gradients of this step cannot be divided into some that are ready first "
-    "and some that are ready last. Those of a scan over layers can, if they go to jaxft.pmean as they come out of "
-    "it: not sharded over the layers, and not added up in another scan, over parts of the batch. Leave out "
+    "and some that are ready last. Gradients of a scan over layers can, if they go to jaxft.pmean as they come out "
+    "of it: not sharded over the layers, and not added up in another scan, over parts of the batch. Leave out "
     "`overlap`: it compiles the step twice."
 )
 

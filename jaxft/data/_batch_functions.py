@@ -1,8 +1,8 @@
-"""The batch of each shard, from what a step is called with: a batch, a batch function, or a `FromState`.
+"""The batch of each shard, from the second argument of a step: a batch, a batch function, or a `FromState`.
 
 A batch function is checked to be pure: it is asked for the same batch twice, in the first call and rarely later. An
 iterator behind it, or augmentation without a seed, is not seen in a run without failures. After the first failure
-groups have trained on other samples than were promised, and nothing says so.
+groups have trained on other samples than were promised, unnoticed.
 """
 
 import functools
@@ -31,7 +31,7 @@ EVERY = 1000
 _INSTEAD = (
     "Let the batch depend on step and shard alone: read samples by number (jaxft.data.Batches), wrap an iterator in "
     "jaxft.data.from_iterator, and draw random numbers from a generator seeded with both "
-    "(numpy.random.default_rng([seed, step, shard])). One that is made of the current weights is made by "
+    "(numpy.random.default_rng([seed, step, shard])). A batch that is made of the current weights is made by "
     "jaxft.data.FromState. Without shards=, a step also takes the batch itself in place of a function."
 )
 OF_STATE_INSTEAD = (
@@ -243,7 +243,7 @@ def _is_text(leaf: Any) -> bool:
 
 
 def _digest(leaf: Any) -> str:
-    """Of what this process holds: batches of a group of several processes are not gathered."""
+    """Of this process's blocks: batches of a group of several processes are not gathered."""
     return digest(_spread(leaf).split(leaf))
 
 

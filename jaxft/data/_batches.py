@@ -177,7 +177,7 @@ class Batches:
         """Return the same batches without weight and index: for a step that takes the stacked samples alone.
 
         Raises:
-            ConfigurationError: the last step of an epoch has padding, which only its weight tells from samples.
+            ConfigurationError: the last step of an epoch has padding, which differs from samples only in its weight.
         """
         if not self.drop_last and self.size % self._samples_per_step:
             raise ConfigurationError(
@@ -270,7 +270,7 @@ def _rows(source: Any) -> int | None:
     """How many rows each array has in a tuple of arrays that may be columns; None if it is no such tuple."""
     if not isinstance(source, tuple):
         return None
-    shapes: set[Any] = {getattr(one, "shape", ())[:1] for one in source}
+    shapes: set[Any] = {getattr(entry, "shape", ())[:1] for entry in source}
     return shapes.pop()[0] if len(shapes) == 1 and () not in shapes else None
 
 

@@ -14,8 +14,8 @@ class FromState:
     """Makes each batch of the state that its step starts from: `make(step, shard, state)`.
 
     For reinforcement learning and other training whose data depends on the weights. The state of a step has the same
-    bits in all groups, so any group can make the batch of any shard: also one that takes over the shards of a lost
-    group, and one that has just healed. It is given to the step in place of a batch function.
+    bits in all groups, so any group can make the batch of any shard, also after it has healed or has taken over a
+    lost group's shards. Give it to the step in place of a batch function.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxft
@@ -38,14 +38,14 @@ class FromState:
     Args:
         make: `make(step, shard, state) -> batch`, in the thread that calls the step, for each shard that this group
             computes. `state` has the structure that the step is given, with the edits of `step.edit`. Its leaves are
-            JAX arrays, also those that began as numbers or numpy arrays; `make` must not donate it. When a group
+            JAX arrays, also where it began with numbers or numpy arrays; `make` must not donate it. When a group
             joins, it also asks for shard 0 of its step and of step 0, to know their types. So these may depend
-            on the step and the shard, and not on the state: pad what is shorter.
-        pure: whether the batch depends on the step, the shard and the state alone. It is checked as that of a
-            batch function is. With False, for a reward that a service gives, it is not checked: what a lost group
-            had computed is made again, and may come out otherwise. All groups still hold the same state, but it is
-            not that of a run without failures. In a group of several processes rank 0 has to ask, and to hand on
-            what it got (`jax.experimental.multihost_utils.broadcast_one_to_all`).
+            on the step and the shard, and not on the state: pad to one length.
+        pure: whether the batch depends on the step, the shard and the state alone. It is checked like a
+            batch function. With False, for a reward from a service, it is not checked: a lost group's batches are
+            made again, and may come out otherwise. All groups still hold the same state, but another state than after
+            a run without failures. In a group of several processes rank 0 has to ask, and to hand on the answer
+            (`jax.experimental.multihost_utils.broadcast_one_to_all`).
 
     Raises:
         ConfigurationError: `make` does not take three arguments.

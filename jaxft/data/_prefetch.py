@@ -1,6 +1,6 @@
 """Batches that worker threads compute ahead of the step that asks for them.
 
-What they compute may never be asked for, and so must not keep a program from ending.
+Their results may never be asked for, and so must not keep a program from ending.
 """
 
 import atexit
@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
+from jaxft_protocol.values import LongWait
 
 from jaxft._base._numbers import whole
 from jaxft._base._room import start_thread
@@ -27,7 +28,6 @@ from jaxft.data._streams import Streams
 
 _log = logging.getLogger("jaxft")
 
-MENTION_S = 5.0
 # A program that ends waits this long for what runs: a thread that is cut off in the code of another library may abort
 # the process.
 LEAVE_S = 10.0
@@ -48,11 +48,11 @@ _SETTINGS = (
 class Prefetch:
     """Computes batches ahead, in worker threads: `Prefetch(batch_for)(step, shard)` is `batch_for(step, shard)`.
 
-    Once a shard of a step was asked for, the same shard of the next steps is computed while the step runs. What is
-    asked for otherwise, such as the shard of a lost group, is computed at once. An exception of `batch_for` is raised
-    in the step that asks for that batch, and nowhere if none does. What the loop has set with a `with` statement,
-    such as `jax.set_mesh(mesh)`, `jax.enable_x64(True)` and context variables, is also set in the threads. A program
-    that ends drops what no thread has begun, and waits for what runs, up to 10 s.
+    Once a shard of a step was asked for, the same shard of the next steps is computed while the step runs. Any other
+    batch, such as a lost group's, is computed at once. An exception of `batch_for` is raised in the step that asks
+    for that batch, and nowhere if none does. The threads have the context of the loop: `jax.set_mesh(mesh)`,
+    `jax.enable_x64(True)` and context variables. A program that ends drops tasks that no thread has begun, and waits
+    for running ones, up to 10 s.
 
     Example:
         >>> import numpy as np
@@ -96,12 +96,12 @@ class Prefetch:
 
     @property
     def steps_per_epoch(self) -> int:
-        """That of `Batches`. Raises AttributeError if `batch_for` has none."""
+        """As of `Batches`. Raises AttributeError if `batch_for` has none."""
         return self._batch_for.steps_per_epoch
 
     @property
     def fingerprint(self) -> str:
-        """That of `Batches`. Raises AttributeError if `batch_for` has none."""
+        """As of `Batches`. Raises AttributeError if `batch_for` has none."""
         return self._batch_for.fingerprint
 
     def __call__(self, step: int, shard: int) -> Any:
@@ -110,7 +110,7 @@ class Prefetch:
         with self._lock:
             made_in, known = self._futures.pop((step, shard), (jax_context, None))
             self._forget_before(step)
-        # A worker that has not begun yet would make this wait for what it does before.
+        # A worker that has not begun yet has other batches to compute first.
         if known is None or known.cancel() or made_in != jax_context:
             batch = self._batch_for(step, shard)
         else:
@@ -126,21 +126,20 @@ class Prefetch:
         return batch
 
     def _forget_before(self, step: int) -> None:
-        """Drop what was not asked for: another group has computed it, or the job went back and is elsewhere now."""
+        """Drop batches that were not asked for: another group has computed them, or the job went back."""
         for key in [key for key in self._futures if not step <= key[0] <= step + self._ahead]:
             _, future = self._futures.pop(key)
             future.cancel()
 
 
 def _result(future: "Future[Any]", step: int, shard: int) -> Any:
-    waited_s = 0.0
-    while True:
-        if wait([future], timeout=MENTION_S).done:
-            return future.result()
-        waited_s += MENTION_S
-        _log.info(
-            "waiting %.0f s for a worker to compute the batch of step %d, shard %d", waited_s, step, shard
-        )
+    waiting = LongWait(now_s := time.monotonic())
+    while not wait([future], timeout=waiting.began_s + waiting.due_s - now_s).done:
+        now_s = time.monotonic()
+        if (waited_s := waiting.to_say(now_s)) is not None:
+            text = "waiting %.0f s for a worker to compute the batch of step %d, shard %d"
+            _log.info(text, waited_s, step, shard)
+    return future.result()
 
 
 class JaxContext(NamedTuple):
@@ -180,8 +179,8 @@ _threads: weakref.WeakKeyDictionary[threading.Thread, _Tasks] = weakref.WeakKeyD
 class Workers:
     """Computes in threads, one task after the other in each.
 
-    Those of `concurrent.futures` compute all that was submitted before a program may end, however long it takes. Here
-    a program that ends drops what has not begun.
+    An executor of `concurrent.futures` computes all submitted tasks before a program may end, however long it takes.
+    Here a program that ends drops tasks that have not begun.
     """
 
     def __init__(self, count: int) -> None:
@@ -215,7 +214,7 @@ def _compute(future: Future[Any], compute: Callable[[], Any]) -> None:
 
 
 def _end(tasks: _Tasks, count: int) -> None:
-    """Drop what has not begun, and end the threads."""
+    """Drop tasks that have not begun, and end the threads."""
     try:
         while True:
             tasks.get_nowait()

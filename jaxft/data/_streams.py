@@ -1,6 +1,6 @@
 """Batches from iterators, as a function of step and shard.
 
-A group that starts later, or takes over a shard, must find its place in a stream. What is used, in this order:
+A group that starts later, or takes over a shard, must find its place in a stream. It uses, in this order:
 
 * `make(shard, start=n)`: the user's code opens the stream at batch n;
 * `source.skip(n)` (tf.data, Hugging Face datasets);
@@ -28,7 +28,7 @@ from jaxft.data._batch_functions import difference
 
 _log = logging.getLogger("jaxft")
 
-# Batches of each shard that are kept for a step that is tried again, beside what a prefetching worker is ahead.
+# Batches of each shard that are kept for a step that is tried again, in addition to prefetched ones.
 KEPT = 8
 # Streams of each shard that are kept open: a group that starts again reads batch 0 as well, to compare programs.
 OPEN = 2
@@ -36,7 +36,7 @@ MENTION_S = 2.0
 
 
 def from_iterator(make: Callable[..., Any], shards: int) -> "Streams":
-    """Make a batch function of iterators, one for each shard: batch number s of a shard's stream is that of step s.
+    """Make a batch function of iterators, one for each shard: batch number s of a shard's stream is for step s.
 
     For sources that can only be read in order: generators, grain iterators, tf.data, torch's DataLoader, an
     IterableDataset of Hugging Face. `make(shard)` opens the stream of one shard, from its start, and must give the
@@ -45,7 +45,7 @@ def from_iterator(make: Callable[..., Any], shards: int) -> "Streams":
 
     A group that comes later, or takes over the shard of a lost one, must find the right place in a stream. It seeks
     if it can: with `make(shard, start=n)`, or with the source's own `skip(n)`. Otherwise it reads all batches before,
-    and the log says how long that takes: for a long run on such a source, prefer `jaxft.data.Batches`, which has
+    and logs how long that takes: for a long run on such a source, prefer `jaxft.data.Batches`, which has
     random access.
 
     Streams may end. The step for which the first shard has no batch left is taken by no group: the job finishes
@@ -142,9 +142,9 @@ class Streams:
             if differing := difference(second, self._streams[shard].batch(1, keep=self._keep)):
                 raise ConfigurationError(
                     f"Two streams of make({shard}) begin with the same batch, but read in turn they differ in batch "
-                    f"1, counted from 0: {differing}. They share what they draw from or read: a global generator, "
-                    "such as that of numpy.random.seed, random.seed or torch.manual_seed, or a file or iterator that "
-                    "is open. Which streams a group reads in turn depends on which groups are there, so a run with "
+                    f"1, counted from 0: {differing}. They share a source: a global generator, as of "
+                    "numpy.random.seed, random.seed or torch.manual_seed, or an open file or iterator. Which streams "
+                    "a group reads in turn depends on which groups are there, so a run with "
                     "failures would train on other samples. Open all of it inside `make`, and draw from a generator "
                     "that belongs to the stream (numpy.random.default_rng([seed, shard]), random.Random, "
                     "torch.Generator)."
@@ -186,7 +186,7 @@ class _Stream:
             return self._kept[number]
 
     def close_unless_used_since(self, number: int) -> None:
-        """Close what is open if no batch from `number` on was asked for: another group computes the shard now."""
+        """Close all sources if no batch from `number` on was asked for: another group computes the shard now."""
         if self._last >= number or not self._open or not self._lock.acquire(blocking=False):
             return
         try:
@@ -240,14 +240,14 @@ class _Stream:
         best = max(behind, key=lambda source: source.position)
         if best.seeks and number - best.position > KEPT:
             return None
-        self._open.remove(best)  # until it has been read: one that raises is not used again
+        self._open.remove(best)  # until it has been read: a source that raises is not used again
         return best
 
     def _let_go(self, sources: "list[_Source]") -> None:
         for source in sources:
             try:
                 source.close()
-            except Exception as error:  # the user's code: what it has to say must not stop the training
+            except Exception as error:  # of the user's code: it must not stop the training
                 _log.warning("shard %d: its stream could not be closed: %r", self._shard, error)
 
 
