@@ -48,7 +48,7 @@ class Mix(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What the backward pass knows of the queries: the gradient of the output, and the rows' statistics."""
+    """Inputs of the backward pass from the queries: the gradient of the output, and the rows' statistics."""
 
     cotangent: jax.Array
     log_total: jax.Array
@@ -140,7 +140,7 @@ def gather(mix: Mix, queries: Queries, keys: Keys, *, same_span: bool) -> Mix:
     """Let queries see further keys.
 
     Args:
-        mix: what the queries have gathered so far.
+        mix: the queries' weighted values so far.
         queries, keys: of equal lengths.
         same_span: the keys are of the queries' own positions, and a query sees none after it; otherwise all keys are
             of earlier positions.

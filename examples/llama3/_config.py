@@ -102,7 +102,7 @@ def check_seed(seed: int) -> None:
         raise SettingsError(f"--seed must be from 0 to {2**32 - 1}, not {seed}.")
 
 
-def check_mesh(
+def check_mesh(  # noqa: PLR0913 - one for each flag
     model: ModelConfig,
     *,
     fsdp: int,

@@ -50,7 +50,7 @@ class Batches:
     """The job's samples: `(step, shard) -> batch`, pure.
 
     Args:
-        corpora: what is read.
+        corpora: the corpora to read.
         weights: how often each corpus is drawn from; None: in proportion to its windows.
         batch_per_shard: sequences in a shard.
         vocab_size: above all token ids.

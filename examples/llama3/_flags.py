@@ -96,7 +96,7 @@ class Flags:
     attention: Kernel = "auto"
     """auto: cudnn on CUDA, transformer-engine on ROCm if installed; elsewhere plain, and chunked for long texts."""
     remat: Remat = "full"
-    """What the backward pass of a layer computes again: none, selective (all but attention), or full."""
+    """The values that the backward pass of a layer computes again: none, selective (all but attention), or full."""
     cpu_devices: int | None = None
     """Simulate this many devices on the CPU. None uses the machine's own devices."""
     compilation_cache: Path | None = field(default_factory=user_cache)
@@ -164,7 +164,7 @@ OWN_TO_A_GROUP = frozenset(
 
 
 def with_recipe(flags: Flags) -> Flags:
-    """Return the flags with the recipe of the size in place of what was not given."""
+    """Return the flags with the recipe of the size for flags that were not given."""
     recipe = dataclasses.asdict(RECIPES[flags.size])
     missing = {name: value for name, value in recipe.items() if getattr(flags, name) is None}
     return dataclasses.replace(flags, **missing)

@@ -1,4 +1,4 @@
-"""The initial weights, drawn as TorchTitan draws those of Llama 3.
+"""The initial weights of Llama 3, drawn as TorchTitan does.
 
 | weights | standard deviation |
 | --- | --- |
@@ -48,7 +48,7 @@ def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: jax.typing.
 
 
 def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Return uint32 noise, bit for bit that of `jax.random.bits`."""
+    """Return uint32 noise with the bits of `jax.random.bits`."""
     first, second = jax.random.key_data(key)
     keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
     high, low = _index(shape)

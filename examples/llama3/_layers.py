@@ -77,7 +77,7 @@ _SPREAD = PartitionSpec(None, ("context", "pipeline"))
 def whole_parameters(one: Any, shard: ActivationSharding) -> Any:
     """Gather one layer's parameters over the `context` axis; their gradients are reduced over it, in float32.
 
-    Within what is rematerialised, so that no more than one layer's are ever whole.
+    Within the rematerialised function, so that no more than one layer's are ever whole.
     """
     if shard.size("context") == 1:
         return one
@@ -89,7 +89,7 @@ def whole_parameters(one: Any, shard: ActivationSharding) -> Any:
     return jax.tree_util.tree_map_with_path(whole, one)
 
 
-def _pipeline(
+def _pipeline(  # noqa: PLR0913 - arrays, and three sizes
     layer: Layer,
     parameters: Any,
     x: jax.Array,

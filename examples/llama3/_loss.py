@@ -84,7 +84,7 @@ def _scan_forward(
     return maximum + jnp.log(total), target_logit
 
 
-def _scan_backward(
+def _scan_backward(  # noqa: PLR0913 - the arrays of the forward pass
     x: jax.Array,
     head: jax.Array,
     targets: jax.Array,

@@ -91,11 +91,11 @@ def learning_rate(config: OptimizerConfig, step: jax.typing.ArrayLike) -> jax.Ar
 def clip_by_global_norm(most: float) -> optax.GradientTransformation:
     """`optax.clip_by_global_norm` with the norm that is the same on every mesh."""
 
-    def update(updates: Any, state: optax.OptState, params: Any = None) -> tuple[Any, optax.OptState]:
+    def clipped(updates: Any, _params: Any) -> Any:
         scale = jnp.minimum(1.0, most / jaxft.global_norm(updates))
-        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates), state
+        return jax.tree.map(lambda leaf: leaf * scale.astype(leaf.dtype), updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(clipped)
 
 
 def _decays(decayed: Decayed, path: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Packages that only some flags need: imported when they are, with an error that says how to install them."""
+"""Packages that only some flags need: imported when needed, with an error that explains how to install them."""
 
 import importlib
 from typing import Any

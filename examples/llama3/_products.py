@@ -41,7 +41,7 @@ def _project_forward(
 
 def _project_backward(
     subscripts: str,
-    out_dtype: jax.typing.DTypeLike,
+    _out_dtype: jax.typing.DTypeLike,
     saved: tuple[jax.Array, jax.Array],
     cotangent: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:

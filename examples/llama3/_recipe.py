@@ -1,4 +1,4 @@
-"""What each size is trained with unless a flag says otherwise, and the optimizer settings that result."""
+"""The recipe of each size, which flags override, and the resulting optimizer settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -169,7 +169,7 @@ def _pass_on(tree: T, axis: str) -> T:
 
 
 def _is_after(number: jax.Array, axis: str) -> jax.Array:
-    """Return whether this device comes after the one whose keys it holds in this round."""
+    """Return whether this device comes after the owner of the keys that it holds in this round."""
     return jax.lax.axis_index(axis) >= number
 
 

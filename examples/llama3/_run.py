@@ -1,4 +1,4 @@
-"""The configuration of a run, kept beside its metrics: to start it again, and to refuse another in its place."""
+"""The configuration of a run, kept with its metrics: to start it again, and to refuse another in its place."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ _CONFIG = "config.json"
 
 
 def parse_flags(words: Sequence[str] | None = None, *, description: str | None) -> Flags:
-    """Return the flags of a command line; with --config, what it does not say comes from that file.
+    """Return the flags of a command line; with --config, the others come from that file.
 
     Raises:
         SettingsError: the file cannot be read, or is not the config.json of a run.
@@ -54,7 +54,7 @@ def keep_config(flags: Flags, settings: Mapping[str, str]) -> None:
     if path.is_file():
         _compare(path, settings, flags)
     values = {field.name: getattr(with_recipe(flags), field.name) for field in dataclasses.fields(Flags)}
-    # Each start says for itself where it continues from.
+    # Each start has its own flags for where it continues from.
     values |= {"config": None, "changed": ()}
     try:
         folder.mkdir(parents=True, exist_ok=True)

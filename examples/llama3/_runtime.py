@@ -13,7 +13,7 @@ XLA_FLAGS = (
     # kernels of other roundings in each group.
     "--xla_gpu_deterministic_ops=true",
 )
-# Who sets this leaves autotuning on, and must share what it chooses.
+# Users who set this leave autotuning on, and must share its choices.
 AUTOTUNED = "--xla_gpu_exclude_nondeterministic_ops"
 
 
@@ -61,5 +61,5 @@ def is_first_process() -> bool:
 
 
 def user_cache(name: str = "compilation") -> Path:
-    """Return a folder for what this user can make again, such as compiled programs."""
+    """Return a folder for files that this user can make again, such as compiled programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxft" / name

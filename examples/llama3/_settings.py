@@ -53,7 +53,7 @@ def check_settings(flags: Flags) -> Settings:
     """Read the corpora and check everything that can be checked without a device.
 
     Raises:
-        SettingsError: the message says which flag is invalid, and what would be valid.
+        SettingsError: a flag is invalid; the message names it and valid values.
     """
     flags = with_recipe(flags)
     check_positive(

@@ -65,7 +65,7 @@ def parameter_count(params: Any) -> int:
 
 
 def check_memory(mesh: Mesh, state_bytes: int) -> None:
-    """Check that each device holds its part of the state, where the device tells its memory."""
+    """Check that each device holds its part of the state, where the device reports its memory."""
     memory = mesh.local_devices[0].memory_stats() or {}
     limit, part = memory.get("bytes_limit"), state_bytes / mesh.size
     if limit is not None and part > limit:

@@ -88,14 +88,14 @@ class HuggingFace:
     def encode(self, texts: Sequence[bytes]) -> list[np.ndarray]:
         strings = [text.decode("utf-8", errors="replace") for text in texts]
         encoded = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
-        return [np.array(one.ids, np.uint32) for one in encoded]
+        return [np.array(document.ids, np.uint32) for document in encoded]
 
     def decode(self, tokens: np.ndarray) -> bytes:
         return self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True).encode()
 
 
 def load_tokenizer(path: Path | None) -> Tokenizer:
-    """Return the tokenizer of a file or folder, or (None) that of bytes.
+    """Return the tokenizer of a file or folder, or (None) the tokenizer of bytes.
 
     Raises:
         SettingsError: it cannot be read, or has no special token that separates documents.

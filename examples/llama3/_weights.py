@@ -103,7 +103,7 @@ def load_weights(folder: Path, model: ModelConfig, abstract_params: Any, shardin
         shardings: where each goes.
 
     Raises:
-        SettingsError: the folder has no such weights, or those of another model.
+        SettingsError: the folder has no such weights, or another model's.
     """
     safetensors = needed("safetensors", by="--initial-weights")
     files = check_weights(folder, model)
@@ -145,7 +145,7 @@ def check_weights(folder: Path, model: ModelConfig) -> dict[str, Path]:
     """Check that a folder has the weights of a model, without reading them; return the file of each tensor.
 
     Raises:
-        SettingsError: it has none, or those of another model.
+        SettingsError: it has none, or another model's.
     """
     _check_config(folder, model)
     return _files(folder)

@@ -152,9 +152,9 @@ def train(flags: Flags) -> str | None:
 
         digest = jaxft.digest(state) if flags.digest_at_end else None
         seen, expected = np.asarray(state["seen"]), expected_ledger(batches, step.step)
-        told = ledger_text(seen, expected)
-        events.finished(step.step, digest=digest, ledger=bool((seen == expected).all()), ledger_text=told)
-        logger.info("finished after %d committed steps: %s, digest %s", step.step, told, digest)
+        ledger = ledger_text(seen, expected)
+        events.finished(step.step, digest=digest, ledger=bool((seen == expected).all()), ledger_text=ledger)
+        logger.info("finished after %d committed steps: %s, digest %s", step.step, ledger, digest)
         return digest
 
 

@@ -50,14 +50,14 @@ def make(key: jax.Array) -> State:
 
 
 def logprobs_of(params: Any, prompts: jax.Array, answers: jax.Array) -> jax.Array:
-    """Log-probabilities of all letters in each place of an answer: it depends on the prompt and on what is before."""
+    """Log-probabilities of all letters in each place of an answer, given the prompt and earlier letters."""
     hidden, out = params
     shape = (*answers.shape, LENGTH * LETTERS)
     asked = jnp.broadcast_to(jax.nn.one_hot(prompts, LETTERS).reshape(-1, 1, 1, shape[-1]), shape)
     before = jnp.tril(jnp.ones((LENGTH, LENGTH)), -1)[..., None]
-    said = (jax.nn.one_hot(answers, LETTERS)[..., None, :, :] * before).reshape(shape)
+    given = (jax.nn.one_hot(answers, LETTERS)[..., None, :, :] * before).reshape(shape)
     place = jnp.broadcast_to(jnp.eye(LENGTH), (*answers.shape, LENGTH))
-    inputs = jnp.concatenate([asked, said, place], axis=-1)
+    inputs = jnp.concatenate([asked, given, place], axis=-1)
     return jax.nn.log_softmax(jnp.tanh(inputs @ hidden) @ out)
 
 

@@ -1,7 +1,7 @@
 """Train on a Ray cluster: the coordinator is an actor, and each replica group is one.
 
 Ray restarts an actor whose process or node dies, and calls the method again that was running. A group heals from the
-others then, which train on in the meantime. The coordinator goes on from its folder, which all nodes must share.
+others then, which train on in the meantime. The coordinator continues from its folder, which all nodes must share.
 
     python -m examples.ray.train --groups 3 --steps 200
 """
@@ -33,7 +33,7 @@ class Options:
     groups: int = 3
     """Replica groups, each an actor."""
     spares: int = 0
-    """Further groups that stand by, and take the place of one that is lost."""
+    """Further groups that stand by, and take the place of a lost group."""
     job: str = "mlp"
     """The job's name, as in jaxft.Manager(job=...)."""
     port: int = 29510
@@ -65,7 +65,7 @@ class Group:
     """A replica group of one process."""
 
     def train(self, program: Callable[[], Any], environment: Mapping[str, str]) -> Any:
-        """Return what the training program returns; None if the job was over before this group was back."""
+        """Return the training program's result; None if the job was over before this group was back."""
         os.environ.update(environment)
         try:
             return program()
