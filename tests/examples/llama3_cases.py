@@ -1,4 +1,4 @@
-"""What the tests of examples/llama3 share: a model that compiles fast, and a corpus that needs no file."""
+"""Helpers of the tests of examples/llama3: a model that compiles fast, and a corpus that needs no file."""
 
 import dataclasses
 import functools

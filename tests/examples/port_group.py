@@ -15,9 +15,7 @@ parser.add_argument("--group")
 parser.add_argument("--events", type=Path, help="a port writes none")
 parser.add_argument("--port", type=Path)
 parser.add_argument("--steps")
-parser.add_argument(
-    "--die", default="", help="kill -9 this process when the library says so for the first time"
-)
+parser.add_argument("--die", default="", help="kill -9 this process at the first such message of the library")
 arguments = parser.parse_args()
 if arguments.coordinator:
     os.environ |= {"JAXFT_COORDINATOR": arguments.coordinator, "JAXFT_GROUP": arguments.group}

@@ -1,11 +1,7 @@
-"""The examples under `jaxft launch`: what they take from it, and the exit statuses by which it goes."""
+"""The examples under `jaxft launch`: the variables that it sets, and the exit statuses that it reads."""
 
-import logging
 import os
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -32,53 +28,28 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    levels = {name: logging.getLogger(name).level for name in ("llama3", "mlp", "jaxft")}
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-
-
-def status_of(monkeypatch: pytest.MonkeyPatch, name: str, *words: str) -> Any:
-    script, few = EXAMPLES[name]
-    monkeypatch.setattr(sys, "argv", ["train.py", *COMMON, *few, *words])
-    with pytest.raises(SystemExit) as stopped:
-        script.main()
-    return stopped.value.code
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_group_that_the_coordinator_refuses_is_not_started_again(
-    name: str, here: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It does not know the token."""
-    assert status_of(monkeypatch, name, "--coordinator", f"localhost:{here.port}") == os.EX_CONFIG
-    assert "JoinRefused: " in caplog.text
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_group_without_a_coordinator_is_started_again(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, run_example: Callable[..., int], caplog: pytest.LogCaptureFixture
 ) -> None:
+    script, few = EXAMPLES[name]
     [port] = free_ports(1)
-    assert status_of(monkeypatch, name, "--coordinator", f"localhost:{port}") == os.EX_TEMPFAIL
+    assert run_example(script, *COMMON, *few, "--coordinator", f"localhost:{port}") == os.EX_TEMPFAIL
     assert "CoordinatorUnreachable: " in caplog.text
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_wrong_flag_is_an_error_of_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert status_of(monkeypatch, name, "--coordinator", "nowhere") == 1
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_coordinator_and_the_group_come_from_the_environment(
-    name: str, here: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_group_that_the_coordinator_of_the_environment_refuses_is_not_started_again(
+    name: str,
+    here: Cluster,
+    run_example: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As `jaxft launch` sets it. Otherwise each group would train alone."""
+    """The group does not know the token. If it did not read what `jaxft launch` sets, it would train alone."""
+    script, few = EXAMPLES[name]
     monkeypatch.setenv("JAXFT_COORDINATOR", f"localhost:{here.port}")
     monkeypatch.setenv("JAXFT_GROUP", "group-7")
-    assert status_of(monkeypatch, name) == os.EX_CONFIG
+    assert run_example(script, *COMMON, *few) == os.EX_CONFIG
+    assert "JoinRefused: " in caplog.text
     assert f"the coordinator localhost:{here.port} refused group 'group-7'" in caplog.text

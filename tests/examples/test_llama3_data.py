@@ -39,12 +39,6 @@ def test_each_window_is_used_exactly_once_an_epoch() -> None:
     assert used[:100] != used[100:]
 
 
-def test_an_epoch_may_end_within_a_step() -> None:
-    data = batches(tokens=8 * 13 + 1)
-    used = ledger(data, range(13))
-    assert all(Counter(used[e * 13 : (e + 1) * 13]) == windows(13) for e in range(8))
-
-
 def test_the_order_of_samples_does_not_depend_on_the_number_of_shards() -> None:
     four, two = batches(shards=4, batch_per_shard=2), batches(shards=2, batch_per_shard=4)
     assert ledger(four, range(10)) == ledger(two, range(10))
@@ -71,18 +65,6 @@ def test_a_batch_holds_its_windows_and_the_token_after_each() -> None:
     assert (tokens.shape, tokens.dtype) == ((2, 9), np.int32)
     for row, (_, window) in zip(tokens, data.windows(3, 1), strict=True):
         assert row.tolist() == [i % 256 for i in range(window * 8, window * 8 + 9)]
-
-
-def test_every_token_but_the_first_is_predicted_once() -> None:
-    data = batches(tokens=201, batch_per_shard=1, shards=1)
-    targets = [data(step, 0)["tokens"][0, 1:] for step in range(25)]
-    assert sorted(np.concatenate(targets).tolist()) == list(range(1, 201))
-
-
-@pytest.mark.parametrize("name", ["seq_len", "batch_per_shard", "shards"])
-def test_counts_below_one_are_refused_by_name(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} must be above 0 and finite, not 0"):
-        batches(**{name: 0})
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**64])
@@ -145,7 +127,7 @@ def test_the_fingerprint_tells_texts_and_their_order_apart() -> None:
     assert len({print_of(), print_of(corpora=(other,)), print_of(seed=1), print_of(held_out=0.1)}) == 4
 
 
-# What is held out.
+# Held-out windows.
 
 
 def test_held_out_windows_are_never_trained_on() -> None:
@@ -155,17 +137,6 @@ def test_held_out_windows_are_never_trained_on() -> None:
     held_out = [batch["tokens"] for batch in data.held_out_batches(5)]
     assert np.concatenate(held_out)[:, 0].tolist() == [window * 8 % 256 for window in range(90, 100)]
     assert np.array_equal(held_out, [batch["tokens"] for batch in data.held_out_batches(5)])
-
-
-def test_every_corpus_is_held_out_from() -> None:
-    data = batches(corpora=(corpus_of(81), corpus_of(161)), held_out=0.1)
-    (batch,) = data.held_out_batches(1)
-    assert batch["tokens"][:, 0].tolist() == [9 * 8, 18 * 8]
-
-
-def test_holding_out_everything_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"--held-out 0\.999 of 100 sequences leaves none to train on"):
-        batches(held_out=0.999)
 
 
 # Documents.

@@ -1,7 +1,6 @@
 """The architecture: sizes, causality, positions, shared heads, precision."""
 
 import math
-import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,6 @@ from llama3_cases import (
     documents_function,
     logits_function,
     params_of,
-    products_of,
     tiny,
 )
 
@@ -57,17 +55,6 @@ def test_published_sizes_have_the_published_parameter_counts(size: Size, paramet
     assert parameter_count(abstract_params(MODEL_SIZES[size])) == parameters
 
 
-def test_byte_sizes_are_what_their_names_say() -> None:
-    assert 1.0e6 < parameter_count(abstract_params(MODEL_SIZES["debug"])) < 2.0e6
-    assert 45e6 < parameter_count(abstract_params(MODEL_SIZES["50m"])) < 55e6
-
-
-def test_tied_embeddings_have_no_head() -> None:
-    untied, tied = abstract_params(TINY), abstract_params(tiny(tied_embeddings=True))
-    assert untied["head"].shape == (TINY.dim, TINY.vocab_size)
-    assert set(untied) - set(tied) == {"head"}
-
-
 def test_tied_logits_are_the_embedding_s_products() -> None:
     config = tiny(tied_embeddings=True)
     tied = params_of(config)
@@ -89,7 +76,7 @@ def test_bfloat16_compute_stays_near_float32() -> None:
     assert 0.0 < float(jnp.max(jnp.abs(exact - rounded))) < 0.05 * float(jnp.max(jnp.abs(exact)))
 
 
-@pytest.mark.parametrize("position", [0, 11, 23])
+@pytest.mark.parametrize("position", [0, 11])
 def test_a_token_changes_no_logits_before_it(position: int) -> None:
     changed = TOKENS.copy()
     changed[:, position] = (changed[:, position] + 1) % 256
@@ -97,14 +84,6 @@ def test_a_token_changes_no_logits_before_it(position: int) -> None:
     after = np.asarray(logits_function(TINY)(params_of(TINY), changed))
     assert np.array_equal(before[:, :position], after[:, :position])
     assert not np.array_equal(before[:, position], after[:, position])
-
-
-def test_the_order_of_earlier_tokens_matters() -> None:
-    swapped = TOKENS.copy()
-    swapped[:, [3, 17]] = swapped[:, [17, 3]]
-    before = np.asarray(logits_function(TINY)(params_of(TINY), TOKENS))
-    after = np.asarray(logits_function(TINY)(params_of(TINY), swapped))
-    assert not np.allclose(before[:, -1], after[:, -1], rtol=1e-4)
 
 
 def test_grouped_queries_equal_full_attention_over_repeated_heads() -> None:
@@ -125,37 +104,10 @@ def test_grouped_queries_equal_full_attention_over_repeated_heads() -> None:
 
 
 @pytest.mark.long
-def test_a_model_of_documents_sees_each_alone() -> None:
-    """Two documents in one sequence give the logits that each gives in a separate sequence."""
-    lengths = (9, 15)
-    segments = np.repeat([[0, 1]], lengths, axis=1).astype(np.int32)
-    positions = np.concatenate([np.arange(n) for n in lengths])[None].astype(np.int32)
-    together = documents_function(TINY)(params_of(TINY), TOKENS[:1], segments, positions)
-    apart = [logits_function(TINY)(params_of(TINY), part) for part in np.split(TOKENS[:1], [9], axis=1)]
-    np.testing.assert_allclose(together, np.concatenate(apart, axis=1), rtol=1e-4, atol=1e-5)
-    as_one = logits_function(TINY)(params_of(TINY), TOKENS[:1])
-    assert not np.allclose(together[:, 9:], as_one[:, 9:], rtol=1e-2)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("remat", typing.get_args(Remat))
-def test_remat_computes_again_what_it_says(remat: Remat) -> None:
-    """By the products in the program: forward 9 in a layer and 1 of the head, backward twice that, and those."""
-    config = tiny(remat=remat, attention="chunked")
-    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
-    gradient = jax.grad(lambda params: nnx.merge(graph, params).loss(TOKENS, TOKENS))
-    program = jax.make_jaxpr(gradient)(abstract_params(config))
-    assert f"length={TINY.layers}" in str(program)
-    again = {"none": 0, "selective": 3, "full": 8}[remat]  # none of attention; all but the last
-    # The backward pass of attention computes its scores again, and that of the loss the logits.
-    assert len(products_of(program.jaxpr)) == 3 * (9 + 1) + 1 + 1 + again
-
-
-@pytest.mark.long
 @pytest.mark.unoptimized(False)
 @pytest.mark.parametrize("remat", ["selective", "full"])
 def test_remat_changes_gradients_by_rounding_alone(remat: Remat) -> None:
-    # On some processors by not a bit. But XLA may fuse what is computed again in another way.
+    # On some processors by not a bit. But XLA may fuse repeated operations in another way.
     def gradients(remat: Remat) -> Any:
         config = tiny(remat=remat, attention="chunked")
         graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0))))
@@ -177,16 +129,12 @@ def test_rms_norm_gives_unit_root_mean_square_times_the_scale() -> None:
 
 
 def test_documents_do_not_see_each_other() -> None:
-    """Three documents in one sequence, the last one alone: their logits are those of each alone."""
+    """Three documents in one sequence, the last one alone: their logits are as of each alone."""
     tokens = np.random.default_rng(0).integers(0, 320, (1, 24)).astype(np.int32)
     lengths = (5, 11, 8)
     segment_ids = np.repeat(np.arange(3), lengths)[None].astype(np.int32)
     positions = np.concatenate([np.arange(length) for length in lengths])[None].astype(np.int32)
-    graph = nnx.graphdef(nnx.eval_shape(lambda: Llama(TINY, rngs=nnx.Rngs(0))))
-    together = jax.jit(
-        lambda params, *given: nnx.merge(graph, params)(given[0], segment_ids=given[1], positions=given[2])
-    )
-    found = np.asarray(together(params_of(TINY), tokens, segment_ids, positions))
+    found = np.asarray(documents_function(TINY)(params_of(TINY), tokens, segment_ids, positions))
     first = 0
     for length in lengths:
         alone = logits_function(TINY)(params_of(TINY), tokens[:, first : first + length])
@@ -231,23 +179,6 @@ def test_frequencies_follow_llama_3_1(size: Size) -> None:
     np.testing.assert_allclose(
         rope_frequencies(config), _scaled_by_wavelength(config.head_dim, config.rope_scaling), rtol=1e-12
     )
-
-
-def test_frequencies_of_8b_at_three_known_places() -> None:
-    """Computed by hand from theta = 500,000 and a head of 128 dimensions."""
-    frequencies = rope_frequencies(MODEL_SIZES["8B"])
-    assert frequencies.shape == (64,)
-    assert frequencies[0] == 1.0  # a wavelength of 6.3 tokens: kept
-    assert frequencies[63] == pytest.approx(500_000 ** (-126 / 128) / 8, rel=1e-12)  # 3.9 million: slowed
-    unscaled = 500_000 ** (-64 / 128)  # 4,443 tokens, between 8192 / 4 and 8192: blended
-    keep = (8192 * unscaled / (2 * math.pi) - 1.0) / 3.0
-    assert frequencies[32] == pytest.approx(unscaled * (keep + (1.0 - keep) / 8), rel=1e-12)
-
-
-def test_without_scaling_frequencies_are_plain_powers() -> None:
-    config = tiny(rope_scaling=None)
-    expected = [config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)]
-    np.testing.assert_allclose(rope_frequencies(config), expected, rtol=1e-12)
 
 
 def _scaled_by_wavelength(head_dim: int, scaling: RopeScaling) -> list[float]:

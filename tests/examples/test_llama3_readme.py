@@ -1,4 +1,4 @@
-"""The README names what is there: its links, every module, every size, the flags in its commands."""
+"""The README is complete: its links, every module, every size, the flags in its commands."""
 
 import re
 from pathlib import Path

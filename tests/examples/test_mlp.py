@@ -1,7 +1,6 @@
-"""The smallest example: its ledger, its bits, its events, and the same run in two groups."""
+"""The smallest example: its ledger, its bits and its events."""
 
 import json
-import logging
 import re
 import sys
 from collections.abc import Callable
@@ -9,25 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, Mesh
 
 import jaxft
-from examples.mlp import _model
 from examples.mlp import train as script
 from examples.mlp._data import expected_ledger, ledger_text, make_samples
-from examples.mlp._events import Events
-from examples.mlp._model import init_state, predict
+from examples.mlp._model import init_state
 from examples.mlp.train import Flags, make_train_step, train
 from jaxft.data import Batches
 from jaxft_launch.storm._events import FinishedEvent, parse_event
 from tests import patience
-from tests.clusters import cluster
-from tests.forks import Script
-from tests.shared import shared
 
 pytestmark = pytest.mark.unoptimized
 
@@ -64,12 +56,6 @@ def test_every_sample_is_used_once_an_epoch_with_an_uneven_last_batch(run: Run) 
     assert finished["ledger_text"] == "every sample 2 times"
 
 
-def test_the_ledger_in_the_midst_of_an_epoch(run: Run) -> None:
-    finished = run(steps=7)[-1]
-    assert finished["ledger"] is True
-    assert finished["ledger_text"] == "every sample 1 or 2 times"
-
-
 def test_a_wrong_ledger_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Batches.__call__
 
@@ -96,59 +82,8 @@ def test_what_the_ledger_must_be() -> None:
 # The arithmetic.
 
 
-@pytest.mark.long
-@pytest.mark.unoptimized(False)
-def test_a_run_can_be_repeated(run: Run) -> None:
-    one, other, another_seed = run(steps=7), run(steps=7), run(steps=7, seed=1)
-    assert one[-1]["digest"] == other[-1]["digest"]
-    assert [event.get("loss") for event in one] == [event.get("loss") for event in other]
-    assert one[-1]["digest"] != another_seed[-1]["digest"]
-
-
-@pytest.mark.long
-def test_it_learns(run: Run) -> None:
-    """More samples than it could learn by heart."""
-    losses = [event["loss"] for event in run(steps=210, samples=1000, samples_per_shard=16)[:-1]]
-    assert np.mean(losses[-10:]) < 0.1 * np.mean(losses[:10])
-
-
-@pytest.mark.long
-def test_the_mean_is_over_samples_however_they_are_cut_into_shards(run: Run) -> None:
-    """A step takes the same 12 samples, or in the last one of an epoch 2, whatever the number of shards."""
-    losses = [
-        [event["loss"] for event in run(steps=10, shards=shards, samples_per_shard=12 // shards)[:-1]]
-        for shards in (1, 3, 4)
-    ]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-4)
-
-
 def mesh(devices: int) -> Mesh:
     return jax.make_mesh((devices,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
-
-
-@pytest.mark.long
-def test_an_epoch_is_plain_training_on_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last step has 2 samples and the others 12: as a gradient, each is the mean over its own."""
-    plain = optax.sgd(0.01)  # clipping would hide a wrong scale
-    monkeypatch.setattr(script, "OPTIMIZER", plain)
-    monkeypatch.setattr(_model, "OPTIMIZER", plain)
-    samples = make_samples(50, seed=0)
-    batches = Batches(samples, shards=3, samples_per_shard=4)
-    params = jax.tree.map(jnp.copy, init_state(mesh(1), samples=50, seed=0)["params"])
-    for number in range(batches.steps_per_epoch):
-        index = np.concatenate([batches(number, shard).index for shard in range(3)])
-        x, y = (np.stack([samples[i][name] for i in index if i >= 0]) for name in ("x", "y"))
-        grads = jax.grad(lambda p, x=x, y=y: jnp.mean((predict(p, x, work=1) - y) ** 2))(params)
-        params = jax.tree.map(lambda p, g: p - 0.01 * g, params, grads)
-
-    state = init_state(mesh(1), samples=50, seed=0)
-    step = jaxft.fault_tolerant(make_train_step(mesh(1), work=1), None, shards=3)
-    while step.step < batches.steps_per_epoch:
-        state, _ = step(state, batches)
-    jax.tree.map(
-        lambda got, wanted: np.testing.assert_allclose(got, wanted, atol=2e-5), state["params"], params
-    )
 
 
 @pytest.mark.long
@@ -181,12 +116,6 @@ def test_events_are_those_that_launchers_read(run: Run) -> None:
     assert finished.digest
 
 
-def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    Events(path).step(jaxft.StepReport(1), loss=float("nan"))
-    assert json.loads(path.read_text())["loss"] is None
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -196,18 +125,9 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: tuple[str, ...], message: str
+    run_example: Callable[..., int], caplog: pytest.LogCaptureFixture, words: tuple[str, ...], message: str
 ) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(sys, "argv", ["train.py", "--compilation-cache", "None", *words])
-    levels = {name: logging.getLogger(name).level for name in ("mlp", "jaxft")}
-    try:
-        with pytest.raises(SystemExit) as stopped:
-            script.main()
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-    assert stopped.value.code == 1
+    assert run_example(script, *words) == 1
     assert message in caplog.text
 
 
@@ -219,43 +139,3 @@ def test_it_imports_only_what_it_needs() -> None:
     )
     heavy = {"scipy", "orbax", "flax", "grain", "pandas"}
     assert heavy.isdisjoint(name.split(".")[0] for name in done.stdout.split())
-
-
-# Groups.
-
-
-@pytest.mark.long
-@pytest.mark.processes
-def test_two_groups_end_as_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "")
-    flags = (
-        "--steps",
-        "10",
-        "--samples",
-        "50",
-        "--shards",
-        "3",
-        "--samples-per-shard",
-        "4",
-        "--digest-at-end",
-    )
-    flags += ("--compilation-cache", str(shared("compiled")))
-    with cluster(tmp_path) as here:
-        here.start_coordinator("--min-replicas", "2")
-        for group, devices in (("a", 2), ("b", 2), ("alone", 1)):
-            joins = () if group == "alone" else ("--coordinator", f"localhost:{here.port}", "--group", group)
-            events = ("--events", str(tmp_path / f"{group}.jsonl"), "--cpu-devices", str(devices))
-            process = Script("examples.mlp.train", (*flags, *joins, *events), tmp_path / f"{group}.log")
-            here.started.append(process)
-        for process in here.started[1:]:
-            here.until(lambda process=process: process.poll() == 0, "all to end")
-    told = {
-        group: [json.loads(line) for line in (tmp_path / f"{group}.jsonl").read_text().splitlines()]
-        for group in ("a", "b", "alone")
-    }
-    assert len({events[-1]["digest"] for events in told.values()}) == 1
-    for events in told.values():
-        assert events[-1]["ledger_text"] == "every sample 2 times"
-    for mine, theirs in zip(told["a"][:-1], told["b"][:-1], strict=True):
-        assert sorted(mine["shards"] + theirs["shards"]) == [0, 1, 2]
-        assert mine["members"] == ["a", "b"]

@@ -20,7 +20,7 @@ DIGEST = re.compile(r"finished: digest ([0-9a-f]{32})")
 STEPS = 30
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
-# One of them runs in each run of the tests: it has two exchanges.
+# The first runs in each run of the tests: it has two exchanges.
 each_port = pytest.mark.parametrize(
     "port",
     [
@@ -41,7 +41,7 @@ def output_of(program: Path, steps: int, folder: Path) -> str:
 
 
 def plain(port: Path) -> str:
-    """The plain loop: the port without what the diff on the docs page adds, and with what it removes."""
+    """The plain loop: the port with the diff of the docs page undone."""
     section = PAGE.split(f"`examples/ports/{port.name}`")[1]
     (diff, *_) = re.findall(r"```diff\n(.*?)```", section, re.DOTALL)
     text = port.read_text()
@@ -49,7 +49,7 @@ def plain(port: Path) -> str:
         lines = hunk.splitlines(keepends=True)
         ours = "".join(line[1:] or "\n" for line in lines if line[0] != "-")
         theirs = "".join(line[1:] or "\n" for line in lines if line[0] != "+")
-        assert text.count(ours) == 1, f"the page's diff is not that of {port.name}:\n{hunk}"
+        assert text.count(ours) == 1, f"the page's diff does not fit {port.name}:\n{hunk}"
         text = text.replace(ours, theirs)
     return text
 
@@ -94,7 +94,7 @@ def kill_a_group_of(port: Path, tmp_path: Path) -> None:
     flags = ("--port", str(port), "--steps", str(STEPS))
     with cluster(tmp_path) as here:
         alone = here.start("alone", *flags, script=GROUP, coordinated=False)
-        here.until_finished(alone)  # what it has compiled serves the others
+        here.until_finished(alone)  # its compiled programs serve the others
         # Of two groups that are needed one dies, so the job cannot end before it is back.
         here.start_coordinator("--min-replicas", "2")
         survivor = here.start("group-0", *flags, script=GROUP)
