@@ -1,4 +1,4 @@
-"""A process that saves without end, to be killed; or one whose disk is full for a while."""
+"""A process that saves without end, to be killed; or with a disk that is full for a while."""
 
 import logging
 import resource

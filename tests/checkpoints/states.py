@@ -1,4 +1,4 @@
-"""States as users have them, and what it means that one came back."""
+"""States as users have them, and when two are the same."""
 
 import dataclasses
 from pathlib import Path
@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import jaxft
-from jaxft._checkpoints import Checkpoints
+from jaxft._checkpoints import Checkpoints, Restored
 from tests import patience
 
 PATIENCE_S = patience.FAR_S
@@ -73,18 +73,31 @@ def saved(folder: Path, *steps: int, **options: Any) -> Checkpoints:
     """Checkpoints of `of_optax(step)` at some steps."""
     checkpoints = Checkpoints(folder, **options)
     for step in steps:
-        checkpoints.save(step, of_optax(step), job="docs", history=7)
-        checkpoints.finish(PATIENCE_S)
+        save(checkpoints, step)
     return checkpoints
 
 
+def restored(checkpoints: Checkpoints, like: Any = None, **options: Any) -> Restored:
+    """Restore a state like `of_optax()`, of the job "docs"."""
+    found = checkpoints.restore(of_optax() if like is None else like, **{"job": "docs", **options})
+    assert found is not None
+    return found
+
+
+def save(checkpoints: Checkpoints, step: int, state: Any = None, *, history: int = 7, **options: Any) -> None:
+    """Save `of_optax(step)`, or another state, of the job "docs"; return once it is complete."""
+    state = of_optax(step) if state is None else state
+    checkpoints.save(step, state, **{"job": "docs", "history": history, **options})
+    checkpoints.finish(PATIENCE_S)
+
+
 def names(folder: Path) -> set[str]:
-    """What is in a folder, beside the file that says whose it is."""
+    """The entries of a folder, without the file that names its job."""
     return {entry.name for entry in folder.iterdir()} - {".job"}
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in structure, types (weak ones told apart) and bits."""
+    """Equal in structure, types (also weak ones) and bits."""
     return (
         jax.tree.structure(one) == jax.tree.structure(other)
         and jax.tree.map(jax.typeof, one) == jax.tree.map(jax.typeof, other)

@@ -1,4 +1,4 @@
-"""The note of the state with which a job began: what it survives, and what takes it away."""
+"""The note of the state with which a job began: how long it stays, and when it counts."""
 
 import dataclasses
 import json
@@ -16,17 +16,12 @@ from jaxft._checkpoints._manifest import checksum
 BEGUN = Beginning("job", 2**64 - 1, 0, 2**63 + 1)
 
 
-def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
-    _beginning.write(tmp_path / "a" / "b", BEGUN)
-    assert _beginning.read(tmp_path / "a" / "b") == BEGUN
-
-
-def test_a_later_one_takes_its_place_and_nothing_else_is_left(tmp_path: Path) -> None:
-    _beginning.write(tmp_path, BEGUN)
-    later = dataclasses.replace(BEGUN, history=5)
-    _beginning.write(tmp_path, later)
-    assert _beginning.read(tmp_path) == later
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+def test_it_comes_back_as_it_was_until_a_later_note_takes_its_place(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    for begun in (BEGUN, dataclasses.replace(BEGUN, history=5)):
+        _beginning.write(folder, begun)
+        assert _beginning.read(folder) == begun
+    assert [path.name for path in folder.iterdir()] == [NAME]
 
 
 def test_without_one_there_is_none(tmp_path: Path) -> None:
@@ -59,13 +54,10 @@ GOOD = dataclasses.asdict(BEGUN)
 BAD = {
     "torn": written(GOOD)[:-9],
     "empty": b"",
-    "no text": b"\xff\xfe",
-    "a list": b"[1, 2]",
     "deep": b"[" * 60_000,
     "no checksum": json.dumps(GOOD).encode(),
     "another checksum": written(GOOD).replace(b"18446744073709551615", b"18446744073709551614"),
     "a field too many": written({**GOOD, "more": 1}),
-    "a field too few": written({"job": "job", "history": 1, "step": 0}),
     "another type": written({**GOOD, "step": True}),
     "no history": written({**GOOD, "history": 0}),
     "more than 64 bits": written({**GOOD, "digest": 2**64}),

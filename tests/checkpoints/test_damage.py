@@ -13,7 +13,7 @@ from jaxft import CannotRestore, Checkpoints
 from jaxft._checkpoints import _folder, _reading, _zarr
 from jaxft._checkpoints._writer import superseded
 
-from .states import PATIENCE_S, names, of_optax, same, saved
+from .states import names, of_optax, restored, same, save, saved
 
 
 def flip(file: Path) -> None:
@@ -32,7 +32,7 @@ def cut(file: Path) -> None:
 def test_the_one_before_is_used(
     damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of every file in turn. Some do not matter to orbax; then what is read is whole all the same."""
+    """Of every file in turn. Orbax does not need some of them: then the state is whole all the same."""
     checkpoints = saved(tmp_path, 5, 10)
     mattered: set[str] = set()
     for file in sorted(path for path in (tmp_path / "10").rglob("*") if path.is_file()):
@@ -41,16 +41,15 @@ def test_the_one_before_is_used(
             continue
         caplog.clear()
         damage(file)
-        restored = checkpoints.restore(of_optax(), job="docs")
-        assert restored is not None
-        assert same(restored.state, of_optax(restored.step))
+        found = restored(checkpoints)
+        assert same(found.state, of_optax(found.step))
         warnings = [record.getMessage() for record in caplog.records if record.name == "jaxft"]
-        if restored.step == 5:
+        if found.step == 5:
             mattered.add(str(file.relative_to(tmp_path / "10").parent))
             (warning,) = warnings
             assert warning.startswith(f"Skipped the checkpoint {tmp_path / '10'}: ")
         else:
-            assert (restored.step, warnings) == (10, [])
+            assert (found.step, warnings) == (10, [])
         file.write_bytes(content)
     assert {".", "state", "state/d", "state/ocdbt.process_0/d"} <= mattered
 
@@ -71,14 +70,13 @@ def test_a_damaged_description_is_no_other_job(
     file = tmp_path / "10" / "_CHECKPOINT_METADATA"
     assert word in file.read_text()
     file.write_text(file.read_text().replace(word, instead))
-    restored = checkpoints.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 5
+    found = restored(checkpoints)
+    assert found.step == 5
     assert "description" in caplog.text
 
 
 def test_a_digest_that_differs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Orbax is content with it; the arrays are those of another step."""
+    """Orbax is content with it; the arrays are another step's."""
     checkpoints = saved(tmp_path, 5, 10)
     (tmp_path / "10" / "state").rename(tmp_path / "gone")
     (tmp_path / "5" / "state").rename(tmp_path / "10" / "state")
@@ -100,23 +98,12 @@ def test_a_damaged_one_is_written_anew(tmp_path: Path) -> None:
     saved(tmp_path, 5, 10)
     (tmp_path / "10" / "state" / "manifest.ocdbt").unlink()
     checkpoints = Checkpoints(tmp_path, keep=2)
-    restored = checkpoints.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 5
-    checkpoints.save(10, of_optax(10), job="docs", history=7)
-    checkpoints.finish(PATIENCE_S)
-    restored = checkpoints.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 10
+    found = restored(checkpoints)
+    assert found.step == 5
+    save(checkpoints, 10)
+    found = restored(checkpoints)
+    assert found.step == 10
     assert names(tmp_path) == {"5", "10"}
-
-
-def test_what_is_no_checkpoint_is_not_looked_at(tmp_path: Path) -> None:
-    checkpoints = saved(tmp_path, 5)
-    for name in ("notes", "007", "10.orbax-checkpoint-tmp", ".unfinished-1", "-3", "²"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "20").write_text("a file")
-    assert checkpoints.steps() == [5]
 
 
 def test_a_disk_that_cannot_be_listed_is_not_called_damage(
@@ -170,9 +157,8 @@ def test_an_error_of_the_system_is_waited_out(
     checkpoints = saved(tmp_path, 5, 10)
     monkeypatch.setattr(_folder, "_FIRST_PAUSE_S", 0.001)
     failed = failing_reads(monkeypatch, where, ERRORS[what], times=3)
-    restored = checkpoints.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert (restored.step, failed()) == (10, 3)
+    found = restored(checkpoints)
+    assert (found.step, failed()) == (10, 3)
     assert "Tries again for 20 s" in caplog.text
     assert "Skipped" not in caplog.text
 
@@ -184,13 +170,11 @@ def test_a_system_that_fails_for_long_leads_to_the_one_before_and_deletes_nothin
     checkpoints = saved(tmp_path, 5, 10)
     monkeypatch.setattr(_folder, "PATIENCE_S", 0.0)
     failing_reads(monkeypatch, "read_parts", ERRORS[what], times=1000)
-    restored = checkpoints.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 5
+    found = restored(checkpoints)
+    assert found.step == 5
     assert f"Skipped the checkpoint {tmp_path / '10'}: reading it failed with" in caplog.text
     inode = (tmp_path / "10").stat().st_ino
-    checkpoints.save(10, of_optax(10), job="docs", history=7)
-    checkpoints.finish(PATIENCE_S)
+    save(checkpoints, 10)
     assert (tmp_path / "10").stat().st_ino == inode, "it may be intact"
     shutil.rmtree(tmp_path / "5")
     with pytest.raises(
@@ -204,9 +188,8 @@ def test_an_error_that_a_library_has_swallowed_is_no_damage(
 ) -> None:
     checkpoints = saved(tmp_path, 5, 10)
     failing_reads(monkeypatch, "read_parts", ValueError("NOT_FOUND: no such array"), times=1)
-    restored = checkpoints.restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 10
+    found = restored(checkpoints)
+    assert found.step == 10
 
 
 def test_a_checkpoint_that_is_superseded_while_it_is_read_is_not_damaged(
@@ -222,10 +205,9 @@ def test_a_checkpoint_that_is_superseded_while_it_is_read_is_not_damaged(
         return real(folder)
 
     monkeypatch.setattr(_reading, "read_metadata", read)
-    restored = Checkpoints(tmp_path).restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 7
-    assert same(restored.state, of_optax(7))
+    found = restored(Checkpoints(tmp_path))
+    assert found.step == 7
+    assert same(found.state, of_optax(7))
     assert "Skipped" not in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""What is on the disk when a job ends: at the end of its loop, on purpose before it, or with a full disk."""
+"""The newest checkpoint when a job ends: at the end of its loop, on purpose before it, or with a full disk."""
 
 import errno
 import logging
@@ -56,9 +56,7 @@ class Job:
             **settings,
         )
 
-    def train(
-        self, at: Callable[[int], None] = lambda number: None, total: int = TOTAL, **options: Any
-    ) -> Any:
+    def train(self, at: Callable[[int], None] = lambda _: None, total: int = TOTAL, **options: Any) -> Any:
         with self.manager(**options) as manager:
             step = jaxft.fault_tolerant(train_step, manager, shards=2)
             state = step.join(manager.restore(init()), batch_for)
@@ -193,3 +191,11 @@ def test_shapes_are_restored_and_arrays_are_given_up(job: Job) -> None:
             np.testing.assert_array_equal(state["w"], trained["w"])
             assert state["count"] == 2
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(like))
+
+
+def test_leaves_that_are_no_arrays_are_not_saved_and_returned_as_they_are(job: Job) -> None:
+    job.train(total=2)
+    with job.manager() as manager:
+        state = {**init(), "mode": "fast", "function": len}
+        found = manager.restore(state, arrays=lambda leaf: isinstance(leaf, jax.Array))
+    assert (found["count"], found["mode"], found["function"]) == (2, "fast", len)

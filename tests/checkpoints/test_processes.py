@@ -12,7 +12,7 @@ from jaxft._checkpoints import Checkpoints
 from tests import patience
 
 from .saver import state_at
-from .states import PATIENCE_S, names, same
+from .states import PATIENCE_S, names, restored, same
 
 pytestmark = pytest.mark.processes
 SAVER = Path(__file__).with_name("saver.py")
@@ -38,9 +38,9 @@ def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         with saver:
             assert saver.stdout is not None
             cancel = patience.alarm(patience.LIMIT_S, saver.kill)
-            said = int(saver.stdout.readline())  # one is complete; the next is being written
+            printed = int(saver.stdout.readline())  # the first is complete; the next is being written
             try:
-                # Not to wait for something: when the process is killed is what is tried here.
+                # Not to wait for something: the process is killed at a random moment.
                 saver.wait(chance.uniform(0.0, 0.3))
             except subprocess.TimeoutExpired:
                 saver.send_signal(signal.SIGKILL)
@@ -48,12 +48,11 @@ def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture)
             later = [int(line) for line in saver.stdout.read().split()]
         assert saver.returncode == -signal.SIGKILL
         torn += len(list(tmp_path.glob(".unfinished-*")))
-        restored = Checkpoints(tmp_path).restore(state_at(0), job="docs")
-        assert restored is not None, f"seed {seed}"
-        assert restored.step in {max([said, *later]), max([said, *later]) + 1}, f"seed {seed}"
-        assert restored.step > last, f"seed {seed}"
-        assert same(restored.state, state_at(restored.step)), f"seed {seed}"
-        last = restored.step
+        found = restored(Checkpoints(tmp_path), state_at(0))
+        assert found.step in {max([printed, *later]), max([printed, *later]) + 1}, f"seed {seed}"
+        assert found.step > last, f"seed {seed}"
+        assert same(found.state, state_at(found.step)), f"seed {seed}"
+        last = found.step
     # All the whole ones were read without complaint, and the next save clears up.
     assert not [record for record in caplog.records if record.name == "jaxft"], f"seed {seed}"
     checkpoints = Checkpoints(tmp_path, keep=1)
@@ -65,14 +64,13 @@ def test_killed_while_it_saves(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 def test_a_full_disk(tmp_path: Path) -> None:
     done = start("full", tmp_path)
     try:
-        said, errors = patience.communicate(done)
+        printed, errors = patience.communicate(done)
     finally:
         done.kill()
-    assert said.splitlines() == ["1 [1]", "2 [1]", "3 [1, 3]"], errors
+    assert printed.splitlines() == ["1 [1]", "2 [1]", "3 [1, 3]"], errors
     (line,) = [line for line in errors.splitlines() if line.startswith("jaxft ERROR")]
     assert "The checkpoint of step 2 was not written" in line
     assert "has space" in line
-    restored = Checkpoints(tmp_path).restore(state_at(0), job="docs")
-    assert restored is not None
-    assert same(restored.state, state_at(3))
+    found = restored(Checkpoints(tmp_path), state_at(0))
+    assert same(found.state, state_at(3))
     assert names(tmp_path) == {"1", "3"}

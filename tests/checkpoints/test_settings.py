@@ -1,4 +1,4 @@
-"""A checkpoint goes on under the settings that it was saved with, or says what differs."""
+"""A checkpoint is restored under the settings that it was saved with, or an error names the differences."""
 
 import logging
 import re
@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from jaxft import ConfigurationError, Manager
-from jaxft._checkpoints import Checkpoints, _orbax
+from jaxft._checkpoints import Checkpoints
 from jaxft._checkpoints._manifest import Damaged, Manifest, differences, refusal
 
-from .states import PATIENCE_S, of_optax
+from .states import of_optax, restored, save
 
 SAVED = {"settings.seed": "0", "settings.learning_rate": "0.001", "shards": "4"}
 
 
 def saved_with(folder: Path, settings: dict[str, str] | None) -> Checkpoints:
     checkpoints = Checkpoints(folder)
-    checkpoints.save(20, of_optax(20), job="docs", history=7, settings=settings)
-    checkpoints.finish(PATIENCE_S)
+    save(checkpoints, 20, settings=settings)
     return checkpoints
 
 
@@ -30,28 +29,25 @@ def present(**changes: str) -> dict[str, str]:
 
 
 def test_equal_settings_are_restored_and_given_back(tmp_path: Path) -> None:
-    restored = saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings=present())
-    assert restored is not None
-    assert restored.settings == SAVED
+    assert restored(saved_with(tmp_path, SAVED), settings=present()).settings == SAVED
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "difference"),
     [
         ({"seed": "1"}, "seed: saved '0', now '1'"),
         ({"learning_rate": "0.1"}, "learning_rate: saved '0.001', now '0.1'"),
         ({"corpus": "abc"}, "corpus: saved '(none)', now 'abc'"),
     ],
 )
-def test_what_differs_is_refused_by_name(changes: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_what_differs_is_refused_by_name(changes: dict[str, str], difference: str, tmp_path: Path) -> None:
     checkpoints = saved_with(tmp_path, SAVED)
     (name,) = changes
     with pytest.raises(ConfigurationError) as refused:
         checkpoints.restore(of_optax(), job="docs", settings=present(**changes))
-    assert said in str(refused.value)
+    assert difference in str(refused.value)
     assert f"manager.restore(state, changed={{{name!r}}})" in str(refused.value)
-    restored = checkpoints.restore(of_optax(), job="docs", settings=present(**changes), changed={name})
-    assert restored is not None
+    restored(checkpoints, settings=present(**changes), changed={name})
     assert "give the continued job a new name, and add 'job' to `changed`" in str(refused.value)
 
 
@@ -66,7 +62,7 @@ def test_all_that_differs_is_listed_and_one_that_is_named_is_not_enough(tmp_path
         saved_with(tmp_path, SAVED).restore(of_optax(), job="docs", settings=other, changed={"seed"})
     assert "learning_rate" in str(refused.value)
     assert "seed: saved" not in str(refused.value)
-    # What it says to write keeps what was written already.
+    # The advice keeps the names that were given.
     assert "changed={'learning_rate', 'seed'}" in str(refused.value)
 
 
@@ -99,15 +95,6 @@ def test_one_without_settings_is_restored_with_a_warning(
     assert "does not store the settings that it was saved with" in caplog.text
 
 
-def test_one_that_was_saved_before_settings_were_kept(tmp_path: Path) -> None:
-    fields = dict(_orbax.read_metadata(saved_with(tmp_path, None)._folder / "20"))
-    del fields["settings"], fields["checksum"]
-    older = Manifest(**{**fields, "leaves": ()}).to_json()
-    assert older.pop("settings") is None
-    older.pop("checksum")
-    assert Manifest.from_json(_checked(older)).settings is None
-
-
 @pytest.mark.parametrize("settings", [["seed"], {"seed": 1}, "seed"])
 def test_settings_that_are_none_are_damage(settings: Any) -> None:
     fields = Manifest(1, "docs", 7, "", ()).to_json() | {"settings": settings}
@@ -123,16 +110,16 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "says"),
+    ("was", "now", "text"),
     [
         ("4", "8", "80 shards have been used, .* at number 160: shards 80 to 159 are never used"),
         ("8", "4", "160 shards have been used, .* at number 80: shards 80 to 159 are used again"),
         ("members", "4", "with another number of shards"),
     ],
 )
-def test_another_number_of_shards_says_what_it_means_for_the_data(was: str, now: str, says: str) -> None:
+def test_another_number_of_shards_and_its_effect_on_the_data(was: str, now: str, text: str) -> None:
     differing = differences({"shards": was}, {"shards": now}, ())
-    text = refusal("/saved/20", differing, 20)
-    assert f"shards: saved {was!r}, now {now!r}" in text
-    assert re.search(says, text)
+    found = refusal("/saved/20", differing, 20)
+    assert f"shards: saved {was!r}, now {now!r}" in found
+    assert re.search(text, found)
     assert not differences({"shards": was}, {"shards": now}, ("shards",))

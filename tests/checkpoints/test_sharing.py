@@ -1,4 +1,4 @@
-"""Whose a folder is, and what it must be able to do; who saves a state that several groups hold."""
+"""The owner of a folder, and the calls that it must allow; who saves a state that several groups hold."""
 
 import errno
 import fcntl
@@ -56,7 +56,7 @@ def test_a_group_that_joins_while_another_one_saves_does_not_wait(tmp_path: Path
         Checkpoints(tmp_path).claim("docs")
 
 
-# What it must be able to do.
+# The calls that it must allow.
 
 
 def failing(
@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "rename",
         errno.ENOSYS,
         lambda *_: True,
-        "it cannot be changed by renaming what is in it: OSError",
+        "it cannot be changed by renaming files: OSError",
     ),
 }
 
@@ -101,10 +101,10 @@ FAULTS: dict[str, tuple[Any, ...]] = {
 def test_a_folder_that_does_not_do_is_refused_before_the_first_step(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *fault, said = FAULTS[what]
+    *fault, text = FAULTS[what]
     monkeypatch.setattr(_folder, "PATIENCE_S", 0.0)
     failing(monkeypatch, *fault)
-    with pytest.raises(ConfigurationError, match=rf"'{tmp_path}' cannot hold checkpoints: {said}"):
+    with pytest.raises(ConfigurationError, match=rf"'{tmp_path}' cannot hold checkpoints: {text}"):
         Checkpoints(tmp_path).claim("docs")
     monkeypatch.undo()
     assert not names(tmp_path), "nothing unfinished is left"
@@ -118,7 +118,7 @@ class Second(OneProcess):
     def __init__(self, number: int) -> None:
         self.number = number
 
-    def choose(self, what: str, number: int) -> int:
+    def choose(self, _what: str, _number: int) -> int:
         return self.number
 
 
@@ -173,7 +173,7 @@ def last(folder: Path, step: int = 7, *, patience_s: float = PATIENCE_S) -> str:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What was written."""
+    """The paths that were written."""
     real, found = _orbax.write, list[Path]()
 
     def write(path: Path, *rest: Any) -> None:
@@ -212,19 +212,6 @@ def test_a_group_that_saves_and_writes_nothing_is_not_waited_for_without_end(tmp
     with _sharing.turn(tmp_path, lambda: False, patience_s=0.0):
         assert last(tmp_path, patience_s=0.05) == ""
     assert names(tmp_path) == {"7"}
-
-
-def test_a_damaged_one_is_replaced(tmp_path: Path) -> None:
-    checkpoints = saved(tmp_path, 7)
-    (tmp_path / "7" / "state" / "manifest.ocdbt").unlink()
-    with pytest.raises(Exception, match="damaged"):
-        checkpoints.restore(of_optax(), job="docs")
-    checkpoints.last_comes(PATIENCE_S)
-    checkpoints.save(7, of_optax(7), job="docs", history=0)
-    assert checkpoints.finish(PATIENCE_S) == ""
-    restored = Checkpoints(tmp_path).restore(of_optax(), job="docs")
-    assert restored is not None
-    assert restored.step == 7
 
 
 def test_why_the_last_state_is_not_saved_is_returned(

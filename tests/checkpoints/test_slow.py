@@ -36,10 +36,10 @@ def test_a_call_of_the_disk_that_does_not_return_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    real, says = getattr(_folder, held), f"{str(tmp_path)!r}, to {what} after"
+    real, line = getattr(_folder, held), f"{str(tmp_path)!r}, to {what} after"
 
     def held_up(*arguments: Any) -> Any:
-        patience.until(lambda: says in caplog.text, "the line", context=lambda: caplog.text)
+        patience.until(lambda: line in caplog.text, "the line", context=lambda: caplog.text)
         return real(*arguments)
 
     monkeypatch.setattr(_folder, held, held_up)

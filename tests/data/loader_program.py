@@ -29,46 +29,13 @@ def with_grain() -> Any:
     return from_iterator(make, SHARDS)
 
 
-def with_torch() -> Any:
-    import torch
-
-    def make(shard: int) -> Any:
-        def forever() -> Any:
-            order = torch.Generator().manual_seed(shard)
-            own = torch.from_numpy(SAMPLES[shard::SHARDS])
-            while True:
-                yield from torch.utils.data.DataLoader(own, 4, shuffle=True, generator=order)  # pyright: ignore
-
-        return forever()
-
-    return from_iterator(make, SHARDS)
-
-
-def with_datasets() -> Any:
-    import datasets
-
-    def make(shard: int) -> Any:
-        def rows() -> Any:
-            yield from ({"x": row} for row in SAMPLES[shard::SHARDS])
-
-        endless = datasets.IterableDataset.from_generator(rows).shuffle(seed=3, buffer_size=16).repeat(None)
-        return endless.with_format("numpy").batch(4).map(lambda batch: batch)
-
-    return from_iterator(lambda shard: (np.stack(one["x"]) for one in make(shard)), SHARDS)
-
-
 def with_prefetch() -> Any:
     return Prefetch(
         Batches(SAMPLES, shards=SHARDS, samples_per_shard=4, drop_last=True).samples_only(), ahead=3
     )
 
 
-LOADERS: dict[str, Callable[[], Any]] = {
-    "grain": with_grain,
-    "torch": with_torch,
-    "datasets": with_datasets,
-    "prefetch": with_prefetch,
-}
+LOADERS: dict[str, Callable[[], Any]] = {"grain": with_grain, "prefetch": with_prefetch}
 
 
 def train_step(w: Any, batch: Any) -> tuple[Any, Any]:

@@ -1,5 +1,6 @@
-"""`jaxft.data`: every sample once an epoch, whichever group asks; padding without weight; and what is refused."""
+"""`jaxft.data`: every sample once an epoch, whichever group asks; padding without weight; and errors."""
 
+import functools
 import importlib.util
 import itertools
 from typing import Any
@@ -19,6 +20,8 @@ from jaxft._errors import ConfigurationError
 from jaxft.data import Batch, Batches, mix, permute
 from jaxft.data._shuffle import permute_all
 
+pytestmark = pytest.mark.unoptimized
+
 SAMPLES = [{"x": np.full((2,), i, np.float32), "label": i % 3} for i in range(50)]
 
 
@@ -36,16 +39,9 @@ def ledger(data: Batches, epoch: int) -> list[int]:
 # The shuffle.
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 100, 1000, 4097])
+@pytest.mark.parametrize("size", [1, 2, 3, 64, 100, 4097])
 def test_permute_is_a_permutation_of_any_size(size: int) -> None:
     assert sorted(permute(i, size=size, key=3) for i in range(size)) == list(range(size))
-
-
-def test_permute_shuffles_and_depends_on_its_key() -> None:
-    one, other = ([permute(i, size=1000, key=key) for i in range(1000)] for key in (1, 2))
-    assert sum(a == b for a, b in zip(one, other, strict=True)) < 20
-    assert abs(np.corrcoef(one, range(1000))[0, 1]) < 0.1
-    assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(one)) < 20
 
 
 def test_permute_and_mix_give_the_same_on_every_machine() -> None:
@@ -54,7 +50,7 @@ def test_permute_and_mix_give_the_same_on_every_machine() -> None:
     assert [permute(i, size=10, key=mix(0, 0)) for i in range(10)] == [8, 9, 5, 4, 6, 0, 7, 1, 2, 3]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097, 2**31 - 1])
+@pytest.mark.parametrize("size", [1, 3, 64, 4097, 2**31 - 1])
 def test_many_positions_at_once_are_permuted_as_one_by_one(size: int) -> None:
     positions = np.unique(np.linspace(0, size - 1, 200).astype(np.int64))
     for key in (3, 2**64 - 1):
@@ -67,10 +63,14 @@ def test_many_positions_at_once_are_permuted_as_one_by_one(size: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(1, 60), st.integers(1, 4), st.integers(1, 7), st.sampled_from([None, 0, -3]), st.booleans()
+    size=st.integers(1, 60),
+    shards=st.integers(1, 4),
+    samples_per_shard=st.integers(1, 7),
+    seed=st.sampled_from([None, 0, -3]),
+    drop_last=st.booleans(),
 )
 def test_each_sample_is_used_exactly_once_an_epoch(
-    size: int, shards: int, samples_per_shard: int, seed: int | None, drop_last: bool
+    size: int, shards: int, samples_per_shard: int, seed: int | None, *, drop_last: bool
 ) -> None:
     a_step = shards * samples_per_shard
     if drop_last and size < a_step:
@@ -146,19 +146,11 @@ def test_a_batch_is_a_pure_function_of_step_and_shard() -> None:
     assert one(7, 1).index.tolist() == [16, 1, 8, 6]
 
 
-@pytest.mark.parametrize("number", [np.int32, np.int64, np.uint8, jnp.int32])
-def test_a_step_may_be_a_number_of_numpy(number: Any) -> None:
-    batches = Batches(np.arange(10), shards=2, samples_per_shard=2)
-    np.testing.assert_array_equal(batches(number(4), number(1)).index, batches(4, 1).index)
-    assert mix(number(7), number(4)) == mix(7, 4)
-
-
-def test_any_indexable_source() -> None:
-    assert batches(np.arange(50.0), seed=None)(0, 1).samples.tolist() == [4.0, 5.0, 6.0, 7.0]
-    assert batches(range(50), seed=None)(0, 1).samples.tolist() == [4, 5, 6, 7]
-    pairs = [(i, np.ones((2, 2), np.int8)) for i in range(50)]
-    numbers, ones = batches(pairs, seed=None)(0, 0).samples
-    assert (numbers.tolist(), ones.shape, ones.dtype) == ([0, 1, 2, 3], (4, 2, 2), np.int8)
+def test_a_step_may_be_a_number_of_numpy() -> None:
+    data = batches()
+    for number in (np.int32, np.uint8, jnp.int32):
+        assert data(number(4), number(1)).index.tolist() == data(4, 1).index.tolist()
+        assert mix(number(7), number(4)) == mix(7, 4)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("grain") is None, reason="grain is not installed")
@@ -188,13 +180,6 @@ def test_samples_alone_where_there_is_no_padding() -> None:
         batches().samples_only()
 
 
-def test_a_numpy_source_gives_what_its_samples_give() -> None:
-    for array in (np.arange(150.0).reshape(50, 3), np.arange(50, dtype=np.int8)):
-        for step in (0, 4, 7):
-            one, other = batches(array)(step, 1), batches(list(array))(step, 1)
-            assert bits(one) == bits(other)
-
-
 # The fingerprint.
 
 
@@ -218,7 +203,7 @@ def test_the_fingerprint_tells_what_differs() -> None:
     assert batches(SAMPLES[:1]).fingerprint
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -226,7 +211,10 @@ def test_the_fingerprint_tells_what_differs() -> None:
     [
         ({"source": []}, "The source has 0 samples, but it must have 1 to"),
         ({"shards": 0}, "shards must be at least 1, not 0"),
-        ({"samples_per_shard": -1}, "samples_per_shard must be at least 1, not -1"),
+        ({"samples_per_shard": "8"}, "samples_per_shard must be an int of at least 1, not '8'"),
+        ({"seed": 0.5}, r"seed must be an int, not 0\.5, a float"),
+        ({"source": {"x": [1]}}, r"source is a dict, which has no sample number 0.*one dict per"),
+        ({"source": iter([1, 2])}, r"source is a list_iterator.*cannot be indexed.*data\.from_iterator"),
         (
             {"samples_per_shard": 17, "drop_last": True},
             r"has 50 samples, but a step takes 51 .*Lower samples_per_shard",
@@ -238,10 +226,12 @@ def test_arguments_that_cannot_be_right(options: dict[str, Any], message: str) -
         batches(**options)
 
 
-@pytest.mark.parametrize(("step", "shard"), [(-1, 0), (0, 3), (0, -1)])
-def test_no_such_shard(step: int, shard: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"no shard {shard} of step {step}.*shards=batches\.shards"):
-        batches()(step, shard)
+def test_no_such_shard() -> None:
+    for step, shard in ((-1, 0), (0, 3)):
+        with pytest.raises(
+            ConfigurationError, match=rf"no shard {shard} of step {step}.*shards=batches\.shards"
+        ):
+            batches()(step, shard)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +262,7 @@ def quadratic(w: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     return jnp.sum(batch.weight * losses), jnp.sum(batch.weight)
 
 
+@functools.cache
 def train(microbatch_size: int | None, *, scale: float = 1e-3) -> jax.Array:
     """Two epochs; the last step of each has a half-empty shard and two empty ones."""
     gradients = jax.grad(quadratic, has_aux=True)
@@ -294,8 +285,8 @@ def train(microbatch_size: int | None, *, scale: float = 1e-3) -> jax.Array:
 def test_columns_are_not_taken_for_samples() -> None:
     x, y = np.arange(30.0).reshape(10, 3), np.arange(10)
     for columns in ((x, x), (x, y), (jnp.asarray(y), y, y)):
-        said = f"a tuple of {len(columns)} arrays of 10 rows each, which would be {len(columns)} samples. If they"
-        with pytest.raises(ConfigurationError, match=said):
+        text = f"a tuple of {len(columns)} arrays of 10 rows each, which would be {len(columns)} samples. If they"
+        with pytest.raises(ConfigurationError, match=text):
             Batches(columns, shards=1, samples_per_shard=2)
     rows = Batches(list(zip(x, y, strict=True)), shards=1, samples_per_shard=2, seed=None)
     assert rows(1, 0).samples[1].tolist() == [2, 3]
@@ -307,13 +298,12 @@ def test_an_uneven_last_batch_gives_the_mean_over_real_samples() -> None:
     data, w = batches(), jnp.ones(2)
     for step in range(10):
         real = [SAMPLES[i] for i in ledger(data, step // 5)[12 * (step % 5) : 12 * (step % 5) + 12]]
-        x, y = jnp.stack([one["x"] for one in real]), jnp.array([float(one["label"]) for one in real])
+        x, y = jnp.stack([row["x"] for row in real]), jnp.array([float(row["label"]) for row in real])
         w = w - 1e-3 * jax.grad(lambda w, x=x, y=y: jnp.mean((x @ w - y) ** 2))(w)
     np.testing.assert_allclose(train(None), w, rtol=1e-5)
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 2])
-def test_gradients_accumulated_within_a_shard(microbatch_size: int) -> None:
+def test_gradients_accumulated_within_a_shard() -> None:
     """`optax.microbatching` loops inside compute, before the cut; only the order of additions differs."""
     with jax.numpy_dtype_promotion("standard"):
-        np.testing.assert_allclose(train(microbatch_size), train(None), rtol=1e-5)
+        np.testing.assert_allclose(train(2), train(None), rtol=1e-5)

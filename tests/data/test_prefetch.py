@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxft._base import _calls, _room
-from jaxft._errors import ConfigurationError
 from jaxft.data import Batches, Prefetch, _prefetch
 from jaxft.data._prefetch import Workers
 from tests import patience
@@ -20,7 +19,7 @@ DATA = Batches(np.arange(64), shards=2, samples_per_shard=4, seed=1)
 
 
 class Recorded:
-    """A batch function that says which thread computed what, and waits where the test asks for it."""
+    """A batch function that records its calls and their threads, and waits where the test asks for it."""
 
     shards = 2
 
@@ -39,8 +38,9 @@ class Recorded:
             raise OSError(f"cannot read step {step}")
         return DATA(step, shard)
 
-    def until(self, *call: Any) -> None:
-        patience.until(lambda: call in self.calls, f"{call}")
+    def until(self, step: int, shard: int) -> None:
+        """Wait until a worker has computed a batch."""
+        patience.until(lambda: (step, shard, True) in self.calls, f"step {step}, shard {shard}")
 
 
 def test_the_batches_are_the_same_and_computed_ahead() -> None:
@@ -50,8 +50,8 @@ def test_the_batches_are_the_same_and_computed_ahead() -> None:
     for step in range(6):
         for shard in (0, 1):
             assert batches(step, shard).index.tolist() == DATA(step, shard).index.tolist()
-            recorded.until(step + 1, shard, True)
-            recorded.until(step + 2, shard, True)
+            recorded.until(step + 1, shard)
+            recorded.until(step + 2, shard)
     assert [call for call in recorded.calls if not call[2]] == [(0, 0, False), (0, 1, False)]
 
 
@@ -66,7 +66,7 @@ def test_it_takes_the_place_of_batches_in_a_loop() -> None:
         ahead = Prefetch(batches)
         assert (ahead.shards, ahead.steps_per_epoch, ahead.fingerprint) == (2, 8, DATA.fingerprint)
     with pytest.raises(AttributeError, match="steps_per_epoch"):
-        _ = Prefetch(lambda step, shard: step).steps_per_epoch
+        _ = Prefetch(lambda step, _shard: step).steps_per_epoch
 
 
 def test_a_worker_has_the_settings_and_the_mesh_of_the_loop() -> None:
@@ -74,7 +74,7 @@ def test_a_worker_has_the_settings_and_the_mesh_of_the_loop() -> None:
     mesh = jax.make_mesh((4,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     found: list[threading.Thread] = []
 
-    def batch_for(step: int, shard: int) -> Any:
+    def batch_for(step: int, _shard: int) -> Any:
         found.append(threading.current_thread())
         values = jax.random.normal(jax.random.key(step), (4,), dtype=float)
         return jax.device_put(values, jax.sharding.PartitionSpec("rows"))
@@ -102,24 +102,14 @@ def test_what_was_not_foreseen_is_computed_at_once() -> None:
     assert batches(40, 1).index.tolist() == DATA(40, 1).index.tolist()
     assert (40, 1, False) in recorded.calls, "also while the worker is busy"
     recorded.gates[1, 0].set()
-    recorded.until(41, 1, True)
-
-
-def test_one_that_the_worker_has_not_begun_is_not_waited_for() -> None:
-    recorded = Recorded()
-    batches = Prefetch(recorded, ahead=2)
-    recorded.gates[1, 0] = threading.Event()
-    batches(0, 0)
-    assert batches(2, 0).index.tolist() == DATA(2, 0).index.tolist()
-    assert (2, 0, False) in recorded.calls
-    recorded.gates[1, 0].set()
+    recorded.until(41, 1)
 
 
 def test_asked_for_again_it_is_computed_again_so_that_what_is_impure_shows() -> None:
     recorded = Recorded()
     batches = Prefetch(recorded)
     batches(0, 0)
-    recorded.until(1, 0, True)
+    recorded.until(1, 0)
     batches(1, 0)
     batches(1, 0)
     assert (1, 0, False) in recorded.calls
@@ -130,7 +120,7 @@ def test_an_exception_comes_where_its_batch_is_asked_for_and_nowhere_else() -> N
     recorded.fails = {(1, 0), (1, 1)}
     batches = Prefetch(recorded)
     batches(0, 0)
-    recorded.until(2, 0, True)
+    recorded.until(2, 0)
     with pytest.raises(OSError, match="cannot read step 1"):
         batches(1, 0)
     recorded.fails.clear()
@@ -153,7 +143,7 @@ def test_without_a_thread_for_long_a_program_still_ends(monkeypatch: pytest.Monk
 
 
 def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(_prefetch, "MENTION_S", 0.01)
+    monkeypatch.setattr("jaxft_protocol.values.SLOW_WAIT_S", 0.01)
     recorded = Recorded()
     gate = recorded.gates[1, 0] = threading.Event()
     batches = Prefetch(recorded)
@@ -170,21 +160,9 @@ def test_a_long_wait_says_for_what(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert "for a worker to compute the batch of step 1, shard 0" in caplog.records[0].message
 
 
-class EndsLate(Future[Any]):
-    """Has its result at the very moment at which a wait for it has ended."""
-
-    def result(self, timeout: float | None = None) -> Any:
-        if timeout is not None and not self.done():
-            self.set_result("the batch")
-            raise TimeoutError
-        return super().result(timeout)
-
-
-def test_a_batch_that_comes_just_after_a_wait_has_not_failed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    late = EndsLate()
-    monkeypatch.setattr(_prefetch, "MENTION_S", 0.01)
+def test_a_batch_that_comes_just_after_a_wait_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: Future[str] = Future()
+    monkeypatch.setattr("jaxft_protocol.values.SLOW_WAIT_S", 0.01)
     monkeypatch.setattr(_prefetch._log, "info", lambda *_: late.set_result("the batch"))
     assert _prefetch._result(late, 1, 0) == "the batch"
 
@@ -201,17 +179,11 @@ def test_progress_of_the_worker_counts_for_the_step() -> None:
     moves: list[str] = []
     recorded = Recorded()
     batches = Prefetch(recorded)
-    with _calls.told(lambda: moves.append(threading.current_thread().name)):
+    with _calls.reporting(lambda: moves.append(threading.current_thread().name)):
         batches(0, 0)
-        recorded.until(1, 0, True)
+        recorded.until(1, 0)
     patience.until(lambda: any(name.startswith("jaxft-data") for name in moves), "the worker's progress")
     assert moves[0] == "MainThread"
-
-
-def test_arguments_that_cannot_be_right() -> None:
-    for wrong in ({"ahead": 0}, {"workers": 0}):
-        with pytest.raises(ConfigurationError, match="must be at least 1"):
-            Prefetch(DATA, **wrong)
 
 
 ENDS = """
