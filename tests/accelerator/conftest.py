@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # A group of another process compiles by itself. With autotuning it may pick other kernels, with other roundings.
 XLA_FLAGS = "--xla_gpu_deterministic_ops=true"
-# The groups take their part beside it (test_groups.py).
+# The groups need a part, too (test_groups.py).
 MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}
 
 
@@ -57,7 +57,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests measured (`record_property`)."""
+    """Print the tests' measurements (`record_property`)."""
     if not runs_alone(terminalreporter.config):
         return
     terminalreporter.section(f"measured on {models.machine()}")

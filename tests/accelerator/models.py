@@ -1,4 +1,4 @@
-"""What the suite trains, small on CPU: the Llama of examples/llama3 with the shapes of 8B, and a transformer."""
+"""The models of the suite, small on CPU: the Llama of examples/llama3 with the shapes of 8B, and a transformer."""
 
 import dataclasses
 import os

@@ -14,7 +14,7 @@ from tests.exchange.members import reference_sum
 
 # Of five, the tree adds two pairs first: another order gives other bits.
 SHARDS = 5
-# bf16 beside float32; scan, remat, noise and the scatter of an embedding. The Llama below is of flax.
+# bf16 and float32; scan, remat, noise and the scatter of an embedding. The Llama below is of flax.
 NAMES = ("bf16_sgd", "transformer")
 
 

@@ -15,7 +15,7 @@ WORKER = Path(__file__).with_name("worker.py")
 STEPS, KILLED_AT = 14, 4
 # The survivor computes this step once the victim heals.
 GATE = 6
-# Of the device's memory, for each of the processes that may be there at once beside pytest's.
+# Of the device's memory, for each of the processes that may be there at once, in addition to pytest.
 MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
 
 
@@ -61,7 +61,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 @pytest.mark.long
 def test_one_is_killed_and_heals(story: Story) -> None:
-    # One test: pytest-xdist would tell the story again for each worker that gets one of several.
+    # A single test: with several, pytest-xdist would repeat the story in each worker.
     assert story.survivor.digest == story.back.digest == story.alone.digest
     assert story.alone.digest is not None
 

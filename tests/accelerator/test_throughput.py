@@ -1,7 +1,5 @@
 """How fast values move between device, host and groups. The figures are printed, not asserted; the values are."""
 
-import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from jaxft._arrays._layout import Layout, LeafSpec
-from jaxft._exchange._partials import Partials
-from tests import patience
 from tests.accelerator import models
-from tests.exchange.members import assert_same_bits, exchange_all, mesh
+from tests.exchange.members import assert_same_bits
 
 ROUNDS = 3
 
@@ -39,7 +34,7 @@ def test_between_device_and_host(record_property: Any) -> None:
     host = np.arange(size // 4, dtype=np.float32)
     there = jax.block_until_ready(jax.device_put(host, near))
     pinned = jax.block_until_ready(jax.device_put(there, far))
-    fresh = jax.jit(lambda x: x + jnp.float32(0))  # a copy that was read once keeps what it read
+    fresh = jax.jit(lambda x: x + jnp.float32(0))  # a copy that was read once keeps its values
 
     def to_host() -> None:
         copy = jax.block_until_ready(fresh(there))
@@ -60,39 +55,3 @@ def test_between_device_and_host(record_property: Any) -> None:
     for name, figure in figures.items():
         record_property(name, f"{figure:.2f} GB/s, {size >> 20} MiB")
     assert_same_bits([back[-1], np.asarray(jax.device_put(pinned, near))], [host, host])
-
-
-def test_the_exchange_beside_the_link(record_property: Any) -> None:
-    """Two members, one shard each, joined by sockets in one process; the link is one such socket, one way."""
-    size = models.sized(1 << 21, 1 << 28)
-    layout = Layout.of([LeafSpec("gradients", (size // 4,), "float32")])
-    values = [jnp.full(size // 4, shard + 1, jnp.float32) for shard in range(2)]
-    start_s = time.perf_counter()
-    held = [Partials(layout, 2) for _ in values]
-    for shard, (partials, value) in enumerate(zip(held, values, strict=True)):
-        partials.add(shard, [value])
-    taken_s = time.perf_counter() - start_s
-    with mesh([[0], [1]]) as links:
-        start_s = time.perf_counter()
-        means = exchange_all(links, held)
-        exchanged_s = time.perf_counter() - start_s
-    for mean in means:
-        assert_same_bits(mean, [np.full(size // 4, 1.5, np.float32)])
-    record_property("contribution to host", f"{2 * size / taken_s / 1e9:.2f} GB/s, {size >> 20} MiB each")
-    record_property("exchange of two", f"{size / exchanged_s / 1e9:.2f} GB/s of gradients")
-    record_property("link", f"{link_gb_per_s(size):.2f} GB/s one way")
-
-
-def link_gb_per_s(size: int) -> float:
-    """A plain socket pair: one thread sends, this one receives."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sender = threading.Thread(target=theirs.sendall, args=(bytes(size),), name="sender", daemon=True)
-        buffer, left = bytearray(1 << 20), size
-        start_s = time.perf_counter()
-        sender.start()
-        while left:
-            left -= ours.recv_into(buffer)
-        took_s = time.perf_counter() - start_s
-        patience.join(sender)
-    return size / took_s / 1e9

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--group", default="alone")
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--die", default="", help="kill -9 itself when the library says so")
+    parser.add_argument("--die", default="", help="kill -9 itself at such a message of the library")
     parser.add_argument("--gate", action="append", default=[], help="STEP:FILE or start:FILE: wait for FILE")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

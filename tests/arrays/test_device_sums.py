@@ -1,9 +1,10 @@
 """Whether a device adds as numpy does, and how much room it has.
 
-What it adds is in `tests/exchange/test_device_partials.py`.
+Its sums are in `tests/exchange/test_device_partials.py`.
 """
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -52,7 +53,7 @@ def test_a_device_that_flushes_denormals_is_told_from_one_that_does_not(
 def test_a_device_that_cannot_add_is_not_asked_to(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_device_sums, "_values", lambda dtype, seed: 1 // 0)
+    monkeypatch.setattr(_device_sums, "_values", lambda *_: 1 // 0)
     assert not adds_as_numpy(jax.devices()[0], "float32", "float32")
     assert "(ZeroDivisionError('integer division or modulo by zero')), so the host adds" in caplog.text
 
@@ -69,7 +70,7 @@ def test_the_users_mesh_and_checks_for_nan_are_not_those_of_the_comparison(
 def test_sums_are_compiled_once_though_contributions_are_not_committed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Those of a state that was not placed are not. A program must not be missing after a failure."""
+    """As for a state that was not placed. A program must not be missing after a failure."""
     layout = Layout.of([LeafSpec("x", (6,), "bfloat16")])
     one = jnp.arange(6, dtype=jnp.bfloat16)
     assert not one.committed
@@ -90,7 +91,7 @@ def test_sums_are_compiled_once_though_contributions_are_not_committed(
 
 
 def test_sums_that_are_not_finite_are_no_error_where_jax_looks_for_them() -> None:
-    """On the host they are none either: `nonfinite=` says what happens to such a step."""
+    """On the host they are no error either: `nonfinite=` decides about such a step."""
     layout = Layout.of([LeafSpec("x", (2,), "float32")])
     large = jax.device_put(np.array([3e38, np.nan], np.float32))
     with jax.debug_nans(True), jax.debug_infs(True), pretended():
@@ -108,7 +109,7 @@ def test_room_is_for_one_more_sum_and_the_next_compute() -> None:
         assert sums is not None
         for limit, room in ((1024, True), (1023, False)):
             stats = {"bytes_limit": limit + limit // 19, "bytes_in_use": 0}
-            patch.setattr(_device_sums, "_memory_stats", lambda device, stats=stats: stats)
+            patch.setattr(_device_sums, "_memory_stats", lambda _device, stats=stats: stats)
             free = free_bytes(jax.devices()[0])
             assert (free >= 1024) is room
             assert sums.have_room() is room
@@ -154,8 +155,4 @@ def test_on_cpu_the_host_adds() -> None:
     [(None, 0), ({}, 0), ({"bytes_in_use": 5}, -5), ({"bytes_limit": 1000, "bytes_in_use": 300}, 650)],
 )
 def test_the_room_of_a_device(stats: Any, free: int) -> None:
-    class Device:
-        def memory_stats(self) -> Any:
-            return stats
-
-    assert free_bytes(Device()) == free  # pyright: ignore[reportArgumentType]
+    assert free_bytes(SimpleNamespace(memory_stats=lambda: stats)) == free

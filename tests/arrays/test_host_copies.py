@@ -31,7 +31,7 @@ def arrays() -> list[jax.Array]:
 
 def kinds(copies: list[_host_copies.HostCopy]) -> set[object]:
     pieces = [piece for copy in copies for _, piece in copy.pieces]
-    return {"numpy" if isinstance(one, np.ndarray) else one.sharding.memory_kind for one in pieces}
+    return {"numpy" if isinstance(piece, np.ndarray) else piece.sharding.memory_kind for piece in pieces}
 
 
 def donated(given: list[jax.Array]) -> None:
@@ -41,9 +41,7 @@ def donated(given: list[jax.Array]) -> None:
 
 
 @pytest.mark.parametrize("memory", ["pinned", "not wanted", "not there", "full"])
-def test_what_was_copied_outlives_the_arrays(
-    memory: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_copies_outlive_the_arrays(memory: str, caplog: pytest.LogCaptureFixture) -> None:
     def full(*_: object) -> list[jax.Array]:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of host memory\nmore")
 
@@ -51,7 +49,7 @@ def test_what_was_copied_outlives_the_arrays(
     wanted = [np.asarray(array).reshape(-1) for array in arrays()]
     with pytest.MonkeyPatch.context() as patch:
         if memory == "not there":
-            patch.setattr(_host_copies, "_has_pinned", lambda device: False)
+            patch.setattr(_host_copies, "_has_pinned", lambda _: False)
         if memory == "full":
             patch.setattr(jax, "device_put", full)
         copies = host_copies(given, pinned=memory != "not wanted")
@@ -61,8 +59,8 @@ def test_what_was_copied_outlives_the_arrays(
     )
     donated(given)
     assert memory != "pinned" or all(array.is_deleted() for array in given)
-    for copy, one in zip(copies, wanted, strict=True):
-        np.testing.assert_array_equal(copy.flat(), one)
+    for copy, expected in zip(copies, wanted, strict=True):
+        np.testing.assert_array_equal(copy.flat(), expected)
 
 
 def test_what_is_on_the_host_is_read_where_it_is() -> None:

@@ -44,16 +44,11 @@ def leaves() -> list[np.ndarray]:
 def test_every_element_belongs_to_exactly_one_lane() -> None:
     made = lanes()
     counts = [np.zeros(shape, int) for shape in SHAPES]
-    for parts in made.by_lane:
+    for lane, parts in enumerate(made.by_lane):
         for part in parts:
             counts[part.leaf][part.index] += 1
+            assert made.held[part.leaf][lane] == part.block, "the device holds it"
     assert all((count == 1).all() for count in counts)
-
-
-def test_a_lane_has_only_what_its_device_holds() -> None:
-    made = lanes()
-    for lane, parts in enumerate(made.by_lane):
-        assert all(made.held[part.leaf][lane] == part.block for part in parts)
 
 
 def test_blocks_that_several_devices_hold_are_dealt_evenly() -> None:
@@ -89,10 +84,8 @@ def test_groups_of_other_process_counts_agree_on_the_types_of_a_span() -> None:
 def test_blocks_are_handed_over_although_a_mesh_in_another_order_is_set(
     kind: AxisType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of the program, with `jax.set_mesh`. JAX compiles under it for no other order, such as a hand-over's."""
-    monkeypatch.setattr(
-        Handover, "_crosses", lambda self, lanes: True
-    )  # as if these were of several processes
+    """With `jax.set_mesh`, as programs do. JAX compiles under it for no other order, such as a hand-over's."""
+    monkeypatch.setattr(Handover, "_crosses", lambda *_: True)  # as if these were of several processes
     made, given = lanes(), leaves()
     found = {part: given[part.leaf][part.index] for parts in made.by_lane for part in parts}
     mesh = Mesh(np.array(devices()[::-1]).reshape(2, 2), ("a", "b"), axis_types=(kind, kind))
@@ -110,8 +103,8 @@ def test_other_shardings_have_other_digests() -> None:
     mesh = Mesh(np.array(devices()), ("a",))
     reverse = Mesh(np.array(devices()[::-1]), ("a",))
     digests = {
-        Lanes.of([(8,)], [LeafType((8,), "float32")], [NamedSharding(one, spec)], devices()).digest
-        for one in (mesh, reverse)
+        Lanes.of([(8,)], [LeafType((8,), "float32")], [NamedSharding(each, spec)], devices()).digest
+        for each in (mesh, reverse)
         for spec in (PartitionSpec("a"), PartitionSpec())
     }
     assert len(digests) == 3, "the order of devices counts only where it makes a difference"

@@ -32,15 +32,6 @@ def test_every_element_has_one_place(specs: list[LeafSpec]) -> None:
     assert taken == [set(range(region.size)) for region in layout.regions]
 
 
-@settings(deadline=None)
-@given(SPECS)
-def test_leaves_of_a_dtype_keep_their_order(specs: list[LeafSpec]) -> None:
-    layout = Layout.of(specs)
-    for region in range(len(layout.regions)):
-        offsets = [extent.offset for extent in layout.extents if extent.region == region and extent.size]
-        assert offsets == sorted(set(offsets))
-
-
 def test_sizes() -> None:
     layout = Layout.of(MIXED)
     assert [(region.dtype, region.operation) for region in layout.regions] == [
@@ -90,16 +81,3 @@ def test_a_dtype_that_has_no_mean() -> None:
         ConfigurationError, match=r"Leaf 'step' has dtype 'int32', but pmean takes only .*Convert the leaf"
     ):
         Layout.of([LeafSpec("step", (), "int32")])
-
-
-def test_integers_have_a_sum() -> None:
-    dtypes = ("int32", "int64", "uint32", "float32")
-    layout = Layout.of([LeafSpec(dtype, (3,), dtype, "sum") for dtype in dtypes])
-    assert [(region.sum_dtype, region.sum_item_bytes) for region in layout.regions] == [
-        ("int32", 4),
-        ("int64", 8),
-        ("uint32", 4),
-        ("float32", 4),
-    ]
-    with pytest.raises(ConfigurationError, match=r"'int8', but psum takes only .*int32"):
-        Layout.of([LeafSpec("small", (), "int8", "sum")])

@@ -11,8 +11,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxft
+from tests.step_models import mostly_long
 
-SHAPES = [(), (7,), (1000,), (128, 33), (2, 1, 65, 4)]
+SHAPES = [(), (1000,), (128, 33), (2, 1, 65, 4)]
 SEEDS = 16
 
 
@@ -51,7 +52,7 @@ def random_leaf(seed: int, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_is_what_numpy_computes_fused_or_not(shape: tuple[int, ...]):
     fused = jax.jit(jaxft.global_norm)
-    for seed in range(5):
+    for seed in range(3):
         leaf = random_leaf(seed, *shape)
         wanted = in_numpy(leaf)
         assert fused(leaf) == wanted
@@ -59,13 +60,8 @@ def test_it_is_what_numpy_computes_fused_or_not(shape: tuple[int, ...]):
         assert wanted == pytest.approx(np.sqrt(np.sum(np.float64(leaf) ** 2)), rel=3e-7)
 
 
-def test_it_is_the_same_outside_of_jit():
-    leaf = random_leaf(0, 3, 10)
-    assert jaxft.global_norm(leaf) == in_numpy(leaf)
-
-
 def meshes(axis_type: AxisType) -> list[Mesh]:
-    shapes = ((1, 1), (1, 2), (4, 1), (2, 2))
+    shapes = ((1, 1), (4, 1), (2, 2))
     return [
         jax.make_mesh((a, b), ("a", "b"), (axis_type,) * 2, devices=jax.devices()[: a * b]) for a, b in shapes
     ]
@@ -92,16 +88,15 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("specs", "axis_type"),
-    [
-        (SPECS[0], AxisType.Auto),
-        (SPECS[0], AxisType.Explicit),
-        (SPECS[1], AxisType.Explicit),
-        pytest.param(SPECS[2], AxisType.Auto, marks=pytest.mark.long),
-    ],
-    ids=str,
-)
+CASES = [
+    (SPECS[0], AxisType.Auto),
+    (SPECS[0], AxisType.Explicit),
+    (SPECS[1], AxisType.Explicit),
+    (SPECS[2], AxisType.Auto),
+]
+
+
+@pytest.mark.parametrize(("specs", "axis_type"), mostly_long(CASES, CASES[0], CASES[2]), ids=str)
 def test_every_mesh_gives_the_same_bits(specs: dict[str, P], axis_type: AxisType):
     one, *others = norms(jaxft.global_norm, TREE, specs, axis_type)
     assert all(other == one for other in others)

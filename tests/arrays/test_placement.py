@@ -1,4 +1,4 @@
-"""What was fetched lies where it was received, for as long as an array reads it."""
+"""A fetched state lies where it was received, for as long as an array reads it."""
 
 import gc
 from typing import Any
@@ -7,17 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import step_models
 from jax.sharding import NamedSharding, PartitionSpec
 
-import jaxft
 from jaxft._arrays import _memory
 from jaxft._arrays._memory import aligned_empty
 from jaxft._arrays._placement import place
 from jaxft._heal import _fetch
 from jaxft._heal._blob import BlobLayout
-from jaxft._programs._build import cut_programs
-from jaxft._transport._listener import Abort
 from tests.heal.donors import (
     MB,
     donor,
@@ -29,7 +25,6 @@ from tests.heal.donors import (
     raw,
     same_bits,
     sharded,
-    specs_of,
     values,
 )
 
@@ -58,50 +53,36 @@ def test_what_is_placed_is_not_copied() -> None:
 
 
 def test_what_was_not_placed_stays_so_although_a_mesh_is_set() -> None:
-    """JAX would make keys and numbers of weak type on all devices of the mesh, also those of other processes."""
+    """JAX would make keys and numbers of weak type on all devices of the mesh, also of other processes."""
     like = [jax.random.key(0), jnp.asarray(0.5), jnp.zeros(3)]
     data = [np.array([1, 2], np.uint32), np.float32(2.5), np.arange(3, dtype=np.float32)]
     with jax.set_mesh(jax.make_mesh((4,), ("x",))):
-        placed = place([np.asarray(one) for one in data], like)
+        placed = place(list(map(np.asarray, data)), like)
     assert [leaf.sharding for leaf in placed] == [leaf.sharding for leaf in like]
     assert not any(leaf.committed for leaf in placed)
     assert placed[1].weak_type
     assert same_bits([jax.random.key_data(placed[0]), *placed[1:]], data)
 
 
-def test_rows_on_several_devices_are_not_copied_either() -> None:
-    array = values((64, 32))
-    (view,) = arena_of([array], aligned_empty(MB))
-    (leaf,) = place([view], [sharded(np.zeros_like(array), mesh(4), "x")])
-    pointers = [shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards]
-    assert pointers == [address(view) + number * 16 * 32 * 4 for number in range(4)]
-    assert same_bits([leaf], [array])
-
-
-@pytest.mark.parametrize("spec", [("x",), (None, "x"), (), (None, ("x", "y")), ("y", "x")], ids=str)
-def test_shardings_are_those_of_the_joiner(spec: Any) -> None:
+def test_a_leaf_lies_as_the_joiners_own() -> None:
     array = values((8, 12), "bfloat16")
-    like = sharded(np.zeros_like(array), mesh(2, 2), *spec)
-    (leaf,) = place([array], [like])
-    assert leaf.sharding == like.sharding
-    assert leaf.committed
-    assert same_bits([leaf], [array])
+    for spec in [("x",), (None, "x"), (), (None, ("x", "y")), ("y", "x")]:
+        like = sharded(np.zeros_like(array), mesh(2, 2), *spec)
+        (leaf,) = place([array], [like])
+        assert leaf.sharding == like.sharding
+        assert leaf.committed
+        assert same_bits([leaf], [array])
 
 
 def test_keys_become_keys_again() -> None:
     spread = NamedSharding(mesh(4), PartitionSpec("x"))
-    keys = [
-        jax.random.key(3),
-        jax.random.key(4, impl="rbg"),
-        jax.random.split(jax.random.key(5), 6),
-        jax.device_put(jax.random.split(jax.random.key(6), 8), spread),
-    ]
-    like = [
-        jax.random.key(0),
-        jax.random.key(0, impl="rbg"),
-        jax.random.split(jax.random.key(0), 6),
-        jax.device_put(jax.random.split(jax.random.key(0), 8), spread),
-    ]
+
+    def made(seed: int) -> list[jax.Array]:
+        key = jax.random.key(seed)
+        rows = jax.random.split(key, 8)
+        return [key, jax.random.key(seed, impl="rbg"), rows, jax.device_put(rows, spread)]
+
+    keys, like = made(3), made(0)
     placed = place([np.asarray(jax.random.key_data(key)) for key in keys], like)
     for leaf, key in zip(placed, keys, strict=True):
         assert leaf.dtype == key.dtype
@@ -164,30 +145,6 @@ def _idle_blocks(size: int) -> int:
     return sum(len(idle.block) == size for idle in _memory._idle)
 
 
-def test_a_shard_or_a_view_of_an_array_keeps_the_block_as_well() -> None:
-    size = 2 * MB + 64 * 78
-    array = values((128 * 1024,))
-    arena = aligned_empty(size)
-    where = address(arena)
-    views = arena_of([array], arena)
-    (leaf,) = place(views, [sharded(np.zeros_like(array), mesh(2), "x")])
-    shard = leaf.addressable_shards[1].data
-    view = np.asarray(shard)[100:200]
-    del arena, views, leaf
-    held: list[Any] = [shard]
-    del shard
-    while held:
-        gc.collect()
-        assert where not in scribble(size)
-        assert view.tobytes() == array[64 * 1024 + 100 : 64 * 1024 + 200].tobytes()
-        held.pop()
-    gc.collect()
-    assert where not in scribble(size)
-    del view
-    gc.collect()
-    assert where in scribble(size)
-
-
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_arena_is_not_written_to_by_steps_that_donate_what_lies_in_it(devices: int) -> None:
     step = jax.jit(lambda xs: [x * 2 + 1 for x in xs], donate_argnums=0)
@@ -229,63 +186,11 @@ def test_a_fetched_state_belongs_to_nobody_but_its_arrays(monkeypatch: pytest.Mo
         assert _idle_blocks(size) == idle
 
 
-# ---- replays ----
-
-
-def train_step(state: Any, batch: Any) -> Any:
-    grads = jaxft.pmean(jax.grad(lambda w: jnp.sum((batch @ w) ** 2))(state["w"]))
-    new = {"w": state["w"] - 0.1 * grads, "m": state["m"] * 0.5 + grads, "count": state["count"] + 1}
-    return new, {}
-
-
-@pytest.mark.parametrize("devices", [1, 4])
-def test_replays_from_an_arena_give_the_bits_of_the_run(devices: int) -> None:
-    """Means are received into blocks that are used again at the next step, while the state moves on."""
-    shape = (512, 600)  # over 1 MB: a block of the pool
-    state = {
-        "w": sharded(np.ones(shape, np.float32), mesh(devices), "x"),
-        "m": sharded(np.zeros(shape, np.float32), mesh(devices), "x"),
-        "count": jnp.zeros((), jnp.int32),
-    }
-    programs = cut_programs(train_step, state, np.ones((2, shape[0]), np.float32))
-    means = [[np.full(shape, 0.01 * (step + 1), np.float32)] for step in range(5)]
-    wanted = state = jax.tree.map(jnp.array, state)
-    leaves, tree = jax.tree.flatten(state)
-    with donor(leaves=leaves) as one, joiner(one) as fetcher:
-        one.store.pin(HEAL, 0)
-        for step in range(5):
-            one.store.log(step, means[step])
-        like = jax.tree.leaves({**state, "count": jnp.zeros((), jnp.int32)})
-        healed = jax.tree.unflatten(tree, fetch_state(fetcher, 0, like))
-        blocks = set()
-        for step in range(5):
-            received = fetcher.means(step, specs_of(means[step]), cancel=Abort())
-            blocks.add(address(received[0]))
-            healed, _ = step_models.apply(programs, healed, received, None)
-            jax.block_until_ready(healed)
-            assert same_bits(received, means[step]), "a logged mean must survive apply"
-            del received
-    one.store.release(HEAL)
-    for step in range(5):
-        wanted, _ = step_models.apply(programs, wanted, means[step], None)
-    assert same_bits(jax.tree.leaves(healed), jax.tree.leaves(wanted))
-    assert len(blocks) < 5, "blocks should be used again"
-    assert int(healed["count"]) == 5
-
-
-def test_a_weak_type_stays_weak() -> None:
-    weak = jnp.asarray(0)
-    assert weak.weak_type
-    (leaf,) = place([np.asarray(7, weak.dtype)], [weak])
-    assert leaf.weak_type
-    assert (int(leaf), leaf.committed) == (7, False)
-
-
 @pytest.mark.parametrize("devices", [1, 4])
 def test_no_device_holds_two_states_while_one_takes_the_place_of_another(
     devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what the step consumes; its leaf 2 is one that the program may hold elsewhere, too."""
+    """The step does not consume leaf 2: the program may hold it elsewhere, too."""
     sharding = NamedSharding(
         jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices]), PartitionSpec("x")
     )

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.loops.loop import Loop, loops
-from tests.loops.run import Outcome, interpreter, prepare, run
+from tests.loops.run import Kills, Outcome, interpreter, prepare, run
 from tests.loops.table import row, write_table
 
 CACHE = Path.home() / ".cache" / "jaxft-loops"
@@ -35,15 +35,8 @@ def main() -> int:
     pythons = {loop.name: interpreter(loop, options.newer) for loop in chosen}
     for loop in chosen:
         program = prepare(loop, pythons[loop.name], cache=options.cache, folder=folder / loop.name)
-        outcome = run(
-            loop,
-            pythons[loop.name],
-            program,
-            extra=options.extra,
-            kills=options.kills,
-            groups=options.groups,
-            seed=options.seed,
-        )
+        kills = Kills(options.kills, options.groups, options.seed)
+        outcome = run(loop, pythons[loop.name], program, kills, extra=options.extra)
         outcomes[loop.name] = loop, outcome
         sys.stdout.write(f"{row(loop, outcome)}  {outcome.problems}\n")
         sys.stdout.flush()

@@ -45,7 +45,7 @@ class Loop:
 
     @property
     def added(self) -> int:
-        """Lines of ours: new ones, and those that replace others. What is only indented, or blank, does not count."""
+        """The lines that we add or put in place of others. Blank lines, and indented ones, do not count."""
         return sum(bool(line.strip()) for edit in self.ours for line in edit.lines)
 
     @property
@@ -59,7 +59,7 @@ class Loop:
 
     @property
     def package(self) -> str | None:
-        """The package of PyPI that the loop is a module of, as `name==version`; None if it is one of a repository."""
+        """The package of PyPI that the loop is a module of, as `name==version`; None if it is in a repository."""
         return self.header.get("package")
 
     @property
@@ -70,7 +70,7 @@ class Loop:
         return f"https://github.com/{self.header['repo']}/blob/{self.header['commit']}/{self.header['path']}"
 
     def paths(self) -> tuple[str, ...]:
-        """The loop's own path in its repository or package, and those of the modules that it imports from there."""
+        """The paths of the loop and of the modules that it imports from its repository or package."""
         return (self.header["path"], *self.header.get("also", "").split())
 
     def edited(self, source: str) -> str:
@@ -114,7 +114,7 @@ def parse(script: str) -> Iterator[Edit]:
 
 
 def apply(edits: Sequence[Edit], lines: list[str]) -> list[str]:
-    """Return the lines with all edits made. Their numbers are those of the original."""
+    """Return the lines with all edits made. Their numbers refer to the original."""
     lines = list(lines)
     for edit in edits:
         if not edit.last <= len(lines):

@@ -8,7 +8,7 @@ import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests import patience
 from tests.loops.loop import Loop, python_of
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def interpreter(loop: Loop, newer: str) -> Path:
-    """Return the Python that runs a loop: this one, or of a package one in an environment that holds it.
+    """Return the Python that runs a loop: this Python, or for a package the Python of its environment.
 
     The environment is made once, in the repository's `.venv-NAME`, with the Python `newer` if this one is too old.
 
@@ -106,9 +106,13 @@ def _fetched(loop: Loop, path: str, cache: Path) -> str:
     return kept.read_text()
 
 
-def run(
-    loop: Loop, python: Path, program: Path, *, extra: str = "", kills: int, groups: int, seed: int
-) -> Outcome:
+class Kills(NamedTuple):
+    count: int
+    groups: int
+    seed: int
+
+
+def run(loop: Loop, python: Path, program: Path, kills: Kills, *, extra: str = "") -> Outcome:
     """Run the loop undisturbed, and under kills in several groups; return whether the states have the same bits.
 
     `extra` holds more arguments of the loop's program.
@@ -118,7 +122,8 @@ def run(
     corpus.write_text("".join(f"{n} times {n} is {n * n}.\n" for n in range(1000)))
     arguments = f"{loop.header.get('arguments', '')} {extra}".replace("{corpus}", str(corpus)).split()
     jaxft = str(python.with_name("jaxft"))
-    command = [jaxft, "chaos", "--kills", str(kills), "--groups", str(groups), "--seed", str(seed)]
+    command = [jaxft, "chaos", "--kills", str(kills.count), "--groups", str(kills.groups)]
+    command += ["--seed", str(kills.seed)]
     command += ["--keep", str(verdict.parent)]
     with (folder / "chaos.log").open("w") as log:
         subprocess.run(
@@ -130,7 +135,9 @@ def run(
             timeout=RUN_S,
         )
     if not verdict.exists():
-        return Outcome(0, 0, False, f"it did not come to a verdict: see {folder / 'chaos.log'}")
+        return Outcome(
+            0, 0, same_bits=False, problems=f"it did not come to a verdict: see {folder / 'chaos.log'}"
+        )
     found: dict[str, Any] = json.loads(verdict.read_text())
     problems = "; ".join(found.get("problems", ()))
     return Outcome(found["kills"], found["steps_committed"], found["matches_undisturbed"], problems)

@@ -1,15 +1,17 @@
-"""Edits by line number, and the table that they lead to."""
+"""Edits by line number, the table that they lead to, and the Python that runs a loop."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.loops.loop import Edit, Loop, apply, loops, parse, python_of
-from tests.loops.run import Outcome
+from tests.loops.run import Outcome, interpreter, prepare
 from tests.loops.table import BEGIN, END, HEAD, PAGE, row, rows, write_table
 
 WIDTH = 110  # of a line that counts as one
 LINES = ["one", "two", "three", "", "five"]
+MODULE = {"title": "t", "package": "p==1.2", "python": "99.0", "path": "p/train.py", "needs": ""}
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ LINES = ["one", "two", "three", "", "five"]
         ("0a\nzero\n.\n5a\nsix\n\n.\n", ["zero", *LINES, "six", ""]),
         ("1d\n3,4d\n", ["two", "five"]),
         ("2,5>2\n", ["one", "  two", "  three", "", "  five"]),
-        # Numbers are those of the original, in any order; what replaces an indented line is taken as it is.
+        # Numbers refer to the original, in any order; the replacement of an indented line is taken as it is.
         ("5d\n1c\nONE\nand\n.\n1,3>4\n2c\n  TWO\n.\n", ["ONE", "and", "  TWO", "    three", ""]),
     ],
 )
@@ -39,11 +41,6 @@ def test_edits_change_the_lines_that_they_name(script: str, expected: list[str])
 def test_a_script_that_cannot_be_read_is_an_error(script: str, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         list(parse(script))
-
-
-def test_an_edit_past_the_end_is_an_error() -> None:
-    with pytest.raises(ValueError, match="there is no line 6: the source has 5"):
-        apply(list(parse("6d\n")), LINES)
 
 
 def test_sizes_indents_and_blank_lines_do_not_count() -> None:
@@ -99,13 +96,24 @@ def test_a_row_is_written_beside_the_others(tmp_path: Path) -> None:
 
 def test_a_row_says_when_bits_differ() -> None:
     loop = Loop("x", {"title": "t", "repo": "o/r", "commit": "c", "path": "a/b.py"}, (), ())
-    assert row(loop, Outcome(2, 80, False, "")) == (
+    assert row(loop, Outcome(2, 80, same_bits=False, problems="")) == (
         "| t | [b.py](https://github.com/o/r/blob/c/a/b.py) | +0 -0 | 2 | 80 | **other** |"
     )
 
 
-def test_the_row_of_a_package_names_its_version() -> None:
-    loop = Loop("x", {"title": "t", "package": "p==1.2", "path": "p/b.py"}, (), ())
-    assert row(loop, Outcome(2, 80, True, "")) == (
-        "| t | [p==1.2](https://pypi.org/project/p/1.2/) | +0 -0 | 2 | 80 | the same |"
-    )
+def test_a_loop_of_a_repository_runs_in_this_environment() -> None:
+    assert interpreter(Loop("x", {"path": "a.py"}, (), ()), "no-such-python") == Path(sys.executable)
+
+
+def test_a_python_that_is_too_old_is_said_with_what_to_do() -> None:
+    with pytest.raises(SystemExit, match=r"p==1.2 needs Python 99.0.*there is no no-such-python.*`--newer`"):
+        interpreter(Loop("x", MODULE, (), ()), "no-such-python")
+
+
+def test_the_source_of_a_package_is_that_of_its_environment(tmp_path: Path) -> None:
+    module = tmp_path / "lib" / "python3.12" / "site-packages" / "p" / "train.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("one\ntwo\n")
+    loop = Loop("x", MODULE, (), tuple(parse("2c\nTWO\n.\n")))
+    program = prepare(loop, tmp_path / "bin" / "python", cache=tmp_path, folder=tmp_path / "folder")
+    assert program.read_text() == "one\nTWO\n"

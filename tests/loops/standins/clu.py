@@ -25,7 +25,7 @@ class _Progress:
     def __call__(self, step):
         pass
 
-    def timed(self, name):
+    def timed(self, *_):
         return contextlib.nullcontext()
 
 

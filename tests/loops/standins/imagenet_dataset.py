@@ -21,7 +21,7 @@ class Split(enum.Enum):
         return 640
 
 
-def load(split, *, is_training, batch_dims, dtype="float32", transpose=False, zeros=False):
+def load(split, *, is_training, batch_dims, dtype="float32", **_):
     """Yield batches of the shape of `batch_dims`: without end in training, otherwise each sample once."""
     data = tfds.load("cifar10", split=f"{split.value}[0%:{split.num_examples * 100 // tfds.SAMPLES}%]")
     for batch in (data.shuffle(0, seed=0).repeat() if is_training else data).batch(math.prod(batch_dims)):

@@ -1,4 +1,4 @@
-"""Synthetic data in place of tensorflow_datasets: what the loops call of it, with the shapes of the real sets."""
+"""Synthetic data in place of tensorflow_datasets: the calls of the loops, with the shapes of the real sets."""
 
 import os
 from types import SimpleNamespace
@@ -49,13 +49,13 @@ class _Dataset:
     def cache(self):
         return self
 
-    def prefetch(self, buffer_size):
+    def prefetch(self, *_, **__):
         return self
 
     def map(self, function, **_):
         return _Dataset(lambda: map(function, self))
 
-    def shuffle(self, buffer_size, seed=None):
+    def shuffle(self, *_, seed=None, **__):
         def stream():
             samples = list(self)
             order = np.random.default_rng(seed).permutation(len(samples))
@@ -70,7 +70,7 @@ class _Dataset:
 
         return _Dataset(stream)
 
-    def batch(self, size, drop_remainder=False):
+    def batch(self, size, *_, **__):
         def stream():
             held = []
             for sample in self:
@@ -99,12 +99,12 @@ class _Text:
 def data_source(name, split):
     if name == "lm1b":
         return _Text(split)
-    return [_Source(name, one) for one in split] if isinstance(split, list) else _Source(name, split)
+    return [_Source(name, each) for each in split] if isinstance(split, list) else _Source(name, split)
 
 
-def load(name, split=None, with_info=False, **_):
+def load(name, split=None, *, with_info=False, **_):
     if split is None:
-        return {one: load(name, one) for one in ("train", "test")}
+        return {each: load(name, each) for each in ("train", "test")}
     kind, _, percent = split.partition("[")
     source = _Source(name.split(":")[0], kind)
     first, last = (int(part.rstrip("]%") or 0) for part in (percent or "0:100").split(":"))
