@@ -362,6 +362,40 @@ def bits(tree: Any) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in raw]
 
 
+def values(tree: Any) -> list[np.ndarray]:
+    """The values of every leaf; the data of PRNG keys."""
+    leaves = jax.tree.leaves(tree)
+    is_key = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    return [
+        np.asarray(jax.random.key_data(leaf) if key else leaf)
+        for leaf, key in zip(leaves, is_key, strict=True)
+    ]
+
+
+def assert_values_of_vmap(
+    step: Any, state: Callable[[], Any], batch_for: Any, *, axis: str, shards: int, steps: int = 1
+) -> None:
+    """Compare a step alone with `jax.vmap` over the shards, which is JAX's own meaning of a step with an axis."""
+    ours = jaxft.fault_tolerant(step, None, shards=shards, axis_name=axis)
+    mapped = jax.jit(jax.vmap(step, in_axes=(None, 0), axis_name=axis))
+    mine, theirs = state(), state()
+    for number in range(steps):
+        mine, metrics = ours(mine, batch_for)
+        batches = jax.tree.map(
+            lambda *rows: np.stack(rows), *(batch_for(number, shard) for shard in range(shards))
+        )
+        theirs, others = jax.tree.map(lambda leaf: leaf[0], mapped(theirs, batches))
+        for one, other in zip(values((mine, metrics)), values((theirs, others)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
+
+
 def mostly_long(values: Iterable[Any], *kept: Any) -> list[Any]:
     """Parameters of a test, of which `make test` runs `kept` alone, and `make test-long` the others."""
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values]
+
+    def marked(*values: Any) -> Any:
+        return pytest.param(*values, marks=pytest.mark.long)
+
+    return [
+        value if value in kept else marked(*value) if type(value) is tuple else marked(value)
+        for value in values
+    ]

@@ -1,4 +1,4 @@
-"""The shard's number within loops: against `jax.vmap` over the shards."""
+"""The shard's number and collectives within loops, `jax.checkpoint` and custom derivatives: as under `jax.vmap`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from step_models import mostly_long
+from step_models import assert_values_of_vmap, mostly_long
 
 import jaxft
 from jaxft._programs._axis import Axis
-from jaxft._programs._build import Shared, cut_programs
+from jaxft._programs._build import Shared, cut_only
+
+pytestmark = pytest.mark.unoptimized
 
 SHARDS = 3
 AXIS = "batch"
@@ -74,10 +76,10 @@ def in_one_another(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.mean(lax.scan(outer, x, jnp.arange(3))[0] ** 2)
 
 
-def beside_an_exchange(w: jax.Array, x: jax.Array) -> jax.Array:
-    """Within a branch, and within a scan, that exchange themselves."""
+def with_an_exchange(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Within a branch and within a scan that exchange."""
 
-    def turn(h: jax.Array, number: jax.Array) -> Any:
+    def turn(h: jax.Array, _number: jax.Array) -> Any:
         h = layers(w, h)[0]
         return h - lax.pmean(h.mean(), AXIS), None
 
@@ -85,16 +87,74 @@ def beside_an_exchange(w: jax.Array, x: jax.Array) -> jax.Array:
     return lax.cond(w.sum() < 9, lambda h: lax.pmean(layers(w, h)[0].sum(), AXIS), lambda h: h.sum(), h)
 
 
-DIFFERENTIATED = (rollout, checkpointed, in_one_another)
-LOSSES: dict[str, Loss] = {one.__name__: one for one in (*DIFFERENTIATED, by_turns, beside_an_exchange)}
+def normalised(x: jax.Array) -> jax.Array:
+    mean = lax.pmean(x.mean(0, keepdims=True), AXIS)
+    square = lax.pmean((x * x).mean(0, keepdims=True), AXIS)
+    return (x - mean) * lax.rsqrt(square - mean * mean + 1e-3)
+
+
+def synced(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Sync BatchNorm within a rematerialised block."""
+    return jnp.mean((jnp.tanh(normalised(x @ w)) @ w.T - x) ** 2)
+
+
+def noisy(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Dropout with a key of the shard."""
+    key = jax.random.fold_in(jax.random.key(3), lax.axis_index(AXIS))
+    kept = jax.random.bernoulli(key, 0.5, x.shape).astype(x.dtype)
+    return jnp.mean((jnp.sin(x @ w) * kept @ w.T - x) ** 2)
+
+
+def noisy_in_jit(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jax.jit(noisy)(w, x) + jax.jit(lambda: lax.axis_index(AXIS).astype(w.dtype) * 0.5)()
+
+
+@jax.custom_vjp
+def gathered(x: jax.Array) -> jax.Array:
+    return lax.all_gather(x, AXIS)
+
+
+gathered.defvjp(lambda x: (gathered(x), None), lambda _, g: (lax.psum_scatter(g, AXIS),))
+
+
+@jax.custom_jvp
+def averaged(x: jax.Array) -> jax.Array:
+    return lax.pmean(x, AXIS)
+
+
+averaged.defjvp(lambda primals, tangents: (averaged(*primals), averaged(*tangents)))
+
+
+def contrasted(w: jax.Array, x: jax.Array) -> jax.Array:
+    z = jnp.tanh(x @ w)
+    return -jnp.mean(jax.nn.log_softmax(z @ gathered(z).reshape(-1, 5).T, axis=1)[:, :3])
+
+
+# JAX differentiates these only forwards.
+FORWARDS: dict[str, Loss] = {loss.__name__: loss for loss in (in_one_another, by_turns, with_an_exchange)}
+LOSSES: dict[str, Loss] = FORWARDS | {
+    "rollout": rollout,
+    "checkpointed": checkpointed,
+    "synced": jax.checkpoint(synced),
+    "noisy": jax.checkpoint(noisy),
+    "noisy in jit": jax.checkpoint(noisy_in_jit),
+    "nested": jax.checkpoint(lambda w, x: jax.checkpoint(synced)(w, x) * jax.checkpoint(noisy)(w, x)),
+    "a policy": jax.checkpoint(noisy, policy=jax.checkpoint_policies.dots_saveable),
+    "one operand may be shared": jax.checkpoint(noisy, prevent_cse=(True, False)),
+    "custom vjp": contrasted,
+    "custom vjp in a checkpoint": jax.checkpoint(contrasted),
+    "custom jvp": lambda w, x: jnp.mean((x @ w - averaged(x @ w)) ** 2),
+}
 
 
 def training(name: str) -> Callable[..., Any]:
     def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         loss = LOSSES[name]
-        reverse = loss in DIFFERENTIATED and loss is not in_one_another
-        grads = (jax.grad if reverse else jax.jacfwd)(loss)(w, x)
-        return w - 0.1 * lax.pmean(grads, AXIS), {"loss": lax.pmean(loss(w, x), AXIS), "forward": loss(w, x)}
+        if name in FORWARDS:
+            value, slope = jax.jvp(lambda w: loss(w, x), (w,), (jnp.ones_like(w),))
+        else:
+            value, slope = jax.value_and_grad(loss)(w, x)
+        return w - 0.1 * lax.pmean(slope, AXIS), {"loss": lax.pmean(value, AXIS), "own": value}
 
     return step
 
@@ -103,23 +163,30 @@ def start() -> jax.Array:
     return jnp.linspace(-0.5, 0.5, 25).reshape(5, 5)
 
 
-@pytest.mark.parametrize("name", mostly_long(LOSSES, "rollout", "by_turns"))
+@pytest.mark.parametrize("name", mostly_long(LOSSES, "by_turns", "noisy in jit", "custom vjp"))
 def test_the_values_of_vmap(name: str) -> None:
-    step = training(name)
-    batches = np.stack([rows_of(0, shard) for shard in range(SHARDS)])
-    plain = jax.jit(jax.vmap(step, in_axes=(None, 0), axis_name=AXIS))(start(), batches)
-    ours = jaxft.fault_tolerant(step, None, shards=SHARDS, axis_name=AXIS)(start(), rows_of)
-    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-        np.testing.assert_allclose(one, other[0], rtol=1e-4, atol=1e-6)
+    assert_values_of_vmap(training(name), start, rows_of, axis=AXIS, shards=SHARDS)
+
+
+def kinds(loss: Loss) -> list[str]:
+    """The equations of a step with this loss."""
+    cut = cut_only(
+        lambda w, x: (w - lax.pmean(loss(w, x), AXIS), {}),
+        start(),
+        rows_of(0, 0),
+        Shared(axis=Axis(AXIS, SHARDS)),
+    )
+    return [eqn.primitive.name for stage in cut.stages for eqn in stage.compute.jaxpr.eqns]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("rollout", "scan"), ("by_turns", "while")])
 def test_a_loop_stays_a_loop(name: str, kind: str) -> None:
-    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return w - lax.pmean(LOSSES[name](w, x), AXIS), {}
+    assert kinds(LOSSES[name]).count(kind) == 1
 
-    (stage,) = cut_programs(step, start(), rows_of(0, 0), Shared(axis=Axis(AXIS, SHARDS))).cut.stages
-    assert [eqn.primitive.name for eqn in stage.compute.jaxpr.eqns].count(kind) == 1
+
+@pytest.mark.parametrize(("name", "stays"), [("noisy", True), ("noisy in jit", True), ("synced", False)])
+def test_a_checkpoint_without_an_exchange_stays_a_checkpoint(name: str, *, stays: bool) -> None:
+    assert bool({"checkpoint", "remat2"} & {*kinds(lambda w, x: jax.grad(LOSSES[name])(w, x).sum())}) == stays
 
 
 def test_what_a_loop_makes_of_the_shards_number_may_not_reach_the_new_state() -> None:

@@ -1,4 +1,4 @@
-"""What is said of a step that is called with the wrong things: each before anything changes."""
+"""Errors of a step that is called with the wrong things: each before anything changes."""
 
 import functools
 import threading
@@ -15,6 +15,8 @@ from jaxft._base._calls import one_caller
 from jaxft._errors import ConfigurationError, StepError
 from tests.patience import FAR_S, join
 
+pytestmark = pytest.mark.unoptimized
+
 ROWS = np.ones(3, np.float32)
 NONE: Any = None
 LIST: Any = [ROWS]
@@ -25,7 +27,7 @@ def train_step(state: Any, batch: Any) -> Any:
     return state - jaxft.pmean(batch), {}
 
 
-def of_five(state: Any, images: Any, labels: Any, key: Any, rate: float) -> Any:
+def of_five(state: Any, images: Any, labels: Any, key: Any, rate: float) -> Any:  # noqa: ARG001 - its names count
     return state - jaxft.pmean(images), {}
 
 
@@ -42,7 +44,7 @@ def test_a_step_of_five_arguments(shards: int | None, labels: Any) -> None:
         StepError,
         match=r"takes \(state.*rate.*\), but it is called with a state, a batch: missing .* 'labels'.*into the batch",
     ):
-        step(jnp.zeros(3), lambda step, shard: ROWS)
+        step(jnp.zeros(3), lambda *_: ROWS)
 
 
 def test_static_arguments_that_are_missing_or_too_many() -> None:
@@ -71,37 +73,7 @@ def test_shards_that_are_not_a_number(shards: Any) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         jaxft.data.Batches([1, 2], shards=shards, samples_per_shard=1)
     with pytest.raises(ConfigurationError, match=expected):
-        jaxft.data.from_iterator(lambda shard: iter([1]), shards)
-
-
-def test_more_shards_than_a_coordinator_accepts() -> None:
-    jaxft.fault_tolerant(train_step, None, shards=65536)
-    with pytest.raises(ConfigurationError, match=r"shards.* must be at most 65536, not 65537"):
-        jaxft.fault_tolerant(train_step, None, shards=65537)
-
-
-def test_numbers_of_batches_that_are_none() -> None:
-    with pytest.raises(ConfigurationError, match=r"samples_per_shard must be an int of at least 1, not '8'"):
-        jaxft.data.Batches([1, 2], shards=1, samples_per_shard="8")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"seed must be an int, not 0\.5, a float"):
-        jaxft.data.Batches([1, 2], shards=1, samples_per_shard=1, seed=0.5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"ahead must be an int of at least 1, not '2'"):
-        jaxft.data.Prefetch(lambda step, shard: ROWS, ahead="2")  # type: ignore[arg-type]
-
-
-def test_numbers_of_numpy_are_numbers() -> None:
-    batches = jaxft.data.Batches(
-        np.arange(8), shards=np.int64(2), samples_per_shard=np.int32(2), seed=np.uint8(1)
-    )
-    step = jaxft.fault_tolerant(
-        lambda state, batch: (state - jaxft.pmean(batch.weight[0]), {}), None, shards=np.int32(2)
-    )
-    assert step(jnp.float32(0), batches)[0] == -1
-    Counted = type("Counted", (), {"shards": np.int64(4), "__call__": lambda self, step, shard: ROWS})
-    with pytest.raises(
-        ConfigurationError, match=r"The step has shards=2, but its batches are divided into 4"
-    ):
-        step(jnp.float32(0), Counted())
+        jaxft.data.from_iterator(lambda _: iter([1]), shards)
 
 
 @pytest.mark.parametrize("shards", [None, 2])
@@ -109,7 +81,7 @@ def test_a_collective_of_jax_that_was_left_in(shards: int | None) -> None:
     def of_pmap(state: Any, batch: Any) -> Any:
         return state - jax.lax.pmean(batch, "batch"), {}
 
-    def batch_for(step: int, shard: int) -> np.ndarray:
+    def batch_for(_step: int, _shard: int) -> np.ndarray:
         return ROWS
 
     for step in (of_pmap, jax.jit(of_pmap)):
@@ -129,7 +101,7 @@ def test_a_collective_of_jax_that_was_left_in(shards: int | None) -> None:
 
 def test_a_batch_function_of_other_arguments() -> None:
     batches = iter([ROWS])
-    for wrong in (lambda number: ROWS, lambda: next(batches), lambda step, shard, key: ROWS):
+    for wrong in (lambda _number: ROWS, lambda: next(batches), lambda _step, _shard, _key: ROWS):
         with pytest.raises(
             ConfigurationError,
             match=r"takes \(.*\), but it is called with the numbers .*`def batch_for\(step, shard\)`",
@@ -138,32 +110,23 @@ def test_a_batch_function_of_other_arguments() -> None:
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["join", "step"])
-@pytest.mark.parametrize(
-    ("context", "text"),
-    [
-        (
-            lambda: jax.default_matmul_precision("float32"),
-            "jax_default_matmul_precision is 'float32' in this call",
-        ),
-        (lambda: jax.enable_x64(True), "jax_enable_x64 is True in this call"),
-        (lambda: jax.threefry_partitionable(False), "jax_threefry_partitionable is False in this call"),
-        (lambda: jax.default_prng_impl("rbg"), "jax_default_prng_impl is 'rbg' in this call"),
-    ],
-    ids=["precision", "x64", "threefry", "keys"],
-)
-def test_an_option_that_only_some_calls_have(context: Any, text: str, joins: bool) -> None:
-    """It is compiled in, so later ones would have no effect."""
+def test_an_option_that_only_some_calls_have(*, joins: bool) -> None:
+    """It is compiled in, so a later value would have no effect."""
     step = jaxft.fault_tolerant(train_step, None, shards=1)
-    begin, batch = np.zeros(3, np.float32), lambda number, shard: np.ones(3, np.float32)
+    begin, batch = np.zeros(3, np.float32), lambda *_: np.ones(3, np.float32)
     state = step.join(begin, batch) if joins else step(begin, batch)[0]
-    with (
-        context(),
-        pytest.raises(ConfigurationError, match=rf"{text} .* contain `step\.join` and the whole loop"),
+    for context, text in (
+        (jax.default_matmul_precision("float32"), "jax_default_matmul_precision is 'float32'"),
+        (jax.enable_x64(True), "jax_enable_x64 is True"),
+        (jax.threefry_partitionable(False), "jax_threefry_partitionable is False"),
+        (jax.default_prng_impl("rbg"), "jax_default_prng_impl is 'rbg'"),
     ):
-        step(state, batch)
+        refused = rf"{text} in this call .* contain `step\.join` and the whole loop"
+        with context, pytest.raises(ConfigurationError, match=refused):
+            step(state, batch)
     state, _ = step(state, batch)
     other = jaxft.fault_tolerant(train_step, None, shards=1)
-    with context():
+    with jax.default_matmul_precision("float32"):
         other(other.join(begin, batch), batch)
 
 
@@ -172,12 +135,11 @@ def test_disable_jit() -> None:
         r"while jax\.disable_jit \(JAX_DISABLE_JIT\) is on.*cannot run without compiling.*jax\.debug\.print"
     )
     step = jaxft.fault_tolerant(train_step, None)
-    with jax.disable_jit(), pytest.raises(ConfigurationError, match=expected):
-        step(jnp.zeros(3), ROWS)
-    state, _ = step(jnp.zeros(3), ROWS)
-    with jax.disable_jit(), pytest.raises(ConfigurationError, match=expected):
-        step(state, ROWS)
-    np.testing.assert_array_equal(step(state, ROWS)[0], -2 * ROWS)
+    state = jnp.zeros(3)
+    for _ in range(2):
+        with jax.disable_jit(), pytest.raises(ConfigurationError, match=expected):
+            step(state, ROWS)
+        state, _ = step(state, ROWS)
 
 
 def test_an_equinox_model_without_arrays() -> None:
@@ -190,12 +152,12 @@ def test_an_equinox_model_without_arrays() -> None:
 
 
 class Tensor:
-    """What a data loader of another library returns."""
+    """As a data loader of another library returns."""
 
     shape = (3,)
     dtype = "float32"
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, *, copy: bool | None = None) -> np.ndarray:
         return ROWS
 
 
@@ -218,7 +180,7 @@ def test_a_leaf_that_is_not_an_array(leaf: Any) -> None:
         step(jnp.zeros(3), {"a": leaf})
     step = jaxft.fault_tolerant(train_step, None, shards=2)
     with pytest.raises(ConfigurationError, match=r"The leaf \['a'\] of the batch is "):
-        step(jnp.zeros(3), lambda step, shard: {"a": leaf})
+        step(jnp.zeros(3), lambda *_: {"a": leaf})
 
 
 @pytest.mark.parametrize(
@@ -250,24 +212,6 @@ def test_functions_that_are_none_or_take_something_else(call: Any, text: str) ->
         call()
 
 
-@pytest.mark.parametrize("function", [{"rate": 0.1}, lambda: ROWS])
-def test_an_edit_by_what_is_no_function_of_the_state(function: Any) -> None:
-    step = jaxft.fault_tolerant(train_step, None)
-    state = step.join(jnp.zeros(3), ROWS)
-    for _ in step.steps(1):
-        with pytest.raises(ConfigurationError, match=r"The function of an edit .*returns the new state"):
-            step.edit(state, function)
-        state, _ = step(state, ROWS)
-
-
-def test_functions_that_return_no_pair() -> None:
-    step = jaxft.from_functions(lambda state, batch: batch, lambda state, means, local: (state, {}), None)
-    with pytest.raises(
-        StepError, match=r"grad_fn returned one array, float32\[3\], but .*contribution, local`"
-    ):
-        step(jnp.zeros(3), ROWS)
-
-
 @pytest.mark.parametrize("shards", [None, 2])
 @pytest.mark.parametrize(
     "batch", [iter([ROWS]), (row for row in [ROWS]), functools.partial(next, iter([ROWS, ROWS]))]
@@ -286,35 +230,23 @@ def test_an_iterator_in_place_of_a_function_that_opens_one(make: Any) -> None:
         jaxft.data.from_iterator(make, 2)
 
 
-@pytest.mark.parametrize("name", ["every_steps", "keep"])
-def test_checkpoints_at_a_number_that_is_none(name: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"^{name}, the number of .* must be an int .*'100'.*int\('100'\)"
-    ):
-        jaxft.Checkpoints("somewhere", **{name: "100"})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=rf"^{name}, the number of .* must be at least 1, not 0\."):
-        jaxft.Checkpoints("somewhere", **{name: 0})
-
-
-@pytest.mark.parametrize("folder", [None, 3])
-def test_checkpoints_in_a_folder_that_is_none(folder: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"folder must be a path, a str .*, not (None|3), a "):
-        jaxft.Checkpoints(folder)
-
-
-@pytest.mark.parametrize("settings", ["abc", ["abc"], 3])
-def test_settings_that_have_no_names(settings: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"settings is .*must be a dict of texts and numbers by name: `settings="
-    ):
-        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
-
-
-@pytest.mark.parametrize("settings", [{1: "abc"}, {"seed": None}, {"seed": [1]}])
-def test_settings_that_are_not_texts(settings: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"settings must be texts of at most .*, not (1: 'abc'|'seed': (None|\[1\]))"
-    ):
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        *(
+            (value, "must be a dict of texts and numbers by name: `settings=")
+            for value in ("abc", ["abc"], 3)
+        ),
+        ({1: "abc"}, r"must be texts of at most .*, not 1: 'abc'"),
+        ({"seed": [1]}, r"must be texts of at most .*, not 'seed': \[1\]"),
+        ({"corpus": "gr\udcfcn"}, r"has .*'gr\\udcfcn'.*not Unicode.*Pass a digest of its bytes: `hashlib"),
+        ({"gr\udcfcn": "corpus"}, "has .*not Unicode"),
+        ({str(number): "" for number in range(101)}, r"has \d+ texts of \d+ bytes in all, but it may have"),
+        ({str(number): "x" * 990 for number in range(50)}, r"has \d+ texts of \d+ bytes in all"),
+    ],
+)
+def test_settings_that_cannot_be_compared(settings: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"settings (is .*)?{text}"):
         jaxft.Manager("localhost:29510", group="group-0", settings=settings)
 
 
@@ -327,59 +259,9 @@ def test_settings_may_be_numbers(value: Any, text: str) -> None:
     assert manager._config.compared_settings == {"settings.lr": text}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {str(number): "" for number in range(101)},
-        {str(number): "x" * 990 for number in range(50)},
-        {str(number): "\U0001f600" * 900 for number in range(14)},
-    ],
-)
-def test_more_settings_than_a_coordinator_accepts(settings: dict[str, str]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"settings has \d+ texts of \d+ bytes in all, but it may have"
-    ):
-        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
-
-
-@pytest.mark.parametrize(("name", "most"), [("step", 2**62), ("min_replicas", 2**32 - 1)])
-def test_numbers_that_no_message_can_carry(name: str, most: int) -> None:
-    jaxft.Manager("localhost:29510", group="group-0", **{name: most})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=f"{name} must be at most {most}, not {most + 1}"):
-        jaxft.Manager("localhost:29510", group="group-0", **{name: most + 1})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("settings", [{"corpus": "gr\udcfcn"}, {"gr\udcfcn": "corpus"}])
-def test_settings_that_are_no_unicode(settings: Any) -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match=r"settings has .*'gr\\udcfcn'.*not Unicode.*Pass a digest of its bytes: `hashlib",
-    ):
-        jaxft.Manager("localhost:29510", group="group-0", settings=settings)
-
-
-def test_columns_as_source() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"source is a dict, which has no sample number 0.*one dict per"
-    ):
-        jaxft.data.Batches({"x": ROWS}, shards=1, samples_per_shard=1)  # type: ignore[arg-type]
-
-
-def test_an_iterator_as_source() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"source is a list_iterator.*cannot be indexed.*data\.from_iterator"
-    ):
-        jaxft.data.Batches(iter([1, 2]), shards=2, samples_per_shard=2)  # type: ignore[arg-type]
-
-
-def test_a_state_that_is_used_again() -> None:
+def test_the_digest_of_a_state_that_was_consumed() -> None:
     step, state = jaxft.fault_tolerant(train_step, None), jnp.zeros(3)
     step(state, ROWS)
-    with pytest.raises(
-        ConfigurationError,
-        match=r"The state, float32\[3\], was consumed by an earlier step, .*Use only the state that",
-    ):
-        step(state, ROWS)
     with pytest.raises(
         ConfigurationError, match=r"jaxft\.digest was given a state that was consumed by a step"
     ):
@@ -397,15 +279,6 @@ def test_an_integer_of_more_bits_than_those_of_jax(number: Any, kept: str) -> No
         match=rf"The leaf \['b'\] of the state is .*, which JAX cannot keep: .* {kept} here",
     ):
         step({"a": jnp.zeros(3), "b": number}, ROWS)
-
-
-@pytest.mark.parametrize("number", [2**31 - 1, -(2**31), np.uint32(2**32 - 1), np.int64(7), True])
-def test_an_integer_that_jax_can_keep(number: Any) -> None:
-    def counts(state: Any, batch: Any) -> Any:
-        return {"w": state["w"] - jaxft.pmean(jnp.mean(batch)), "n": state["n"]}, {}
-
-    state, _ = jaxft.fault_tolerant(counts, None)({"w": jnp.zeros(()), "n": number}, ROWS)
-    assert state["n"] == number
 
 
 def test_a_leaf_that_other_code_has_donated() -> None:
@@ -427,7 +300,7 @@ def train_pair(state: Any, batch: Any) -> Any:
     return jax.tree.map(lambda w: w - jaxft.pmean(batch), state), {}
 
 
-def numbered(step: int, shard: int) -> np.ndarray:
+def numbered(_step: int, _shard: int) -> np.ndarray:
     return ROWS
 
 
@@ -442,7 +315,7 @@ def test_a_batch_function_in_the_place_of_the_state(shards: int | None, batches:
     for began in (False, True):
         for call in (step, step.join):
             with pytest.raises(
-                ConfigurationError, match=r"in each other's place\? Write `step\(state, batch_for\)`"
+                ConfigurationError, match=r"Did you swap state and batch\? Write `step\(state, batch_for\)`"
             ):
                 call(batches, state)
         if not began:
@@ -451,47 +324,10 @@ def test_a_batch_function_in_the_place_of_the_state(shards: int | None, batches:
     assert step.step == 2
 
 
-def test_a_state_that_can_be_called_is_not_taken_for_a_batch_function() -> None:
-    def train(model: Any, batch: Any) -> Any:
-        grads = jaxft.pmean(jax.tree.map(lambda leaf: leaf * batch[0], model))
-        return jax.tree.map(jnp.subtract, model, grads), {}
-
-    model = eqx.nn.Linear(3, 3, key=jax.random.key(0))
-    step = jaxft.fault_tolerant(train, None, shards=2)
-    with pytest.raises(ConfigurationError, match="called with one batch"):
-        step(model, ROWS)
-
-
-class Called:
-    """A model that is no pytree."""
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        return rows
-
-
-def test_a_model_that_is_no_pytree_is_not_taken_for_one_either() -> None:
-    with pytest.raises(ConfigurationError, match="A state is a pytree"):
-        jaxft.fault_tolerant(train_step, None)(Called(), ROWS)
-
-
-def test_evaluating_with_the_step_after_the_loop_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    step = jaxft.fault_tolerant(train_step, None)
-    state = step.join(jnp.zeros(3), ROWS)
-    for _ in step.steps(0):
-        raise AssertionError
-    for _ in step.steps(2):
-        state, _ = step(state, ROWS)
-    for _ in step.steps(3):
-        state, _ = step(state, ROWS)
-    assert not caplog.messages
-    step(state, ROWS)
-    assert "at step 3: it trains a further step" in caplog.text
-
-
 def test_two_threads_that_call_one_step() -> None:
     entered, leave = threading.Event(), threading.Event()
 
-    def slow(number: int, shard: int) -> np.ndarray:
+    def slow(_number: int, _shard: int) -> np.ndarray:
         entered.set()
         assert leave.wait(FAR_S)
         return ROWS

@@ -1,4 +1,4 @@
-"""Where a step can be cut, and what is said where it cannot."""
+"""Where a step can be cut, and the error where it cannot."""
 
 import functools
 import re
@@ -14,14 +14,17 @@ from jax.experimental import io_callback
 
 import jaxft
 from jaxft._errors import StepError
-from jaxft._programs._build import cut_programs
+from jaxft._programs._build import Shared, cut_only, cut_programs
+from jaxft._programs._programs import Programs
+
+pytestmark = pytest.mark.unoptimized
 
 STATE = {"w": np.ones(3, np.float32), "key": jax.random.key(0), "n": np.int32(0)}
 BATCH = np.arange(3, dtype=np.float32)
 
 
-def cut(train_step: Callable[..., Any], state: Any = STATE, batch: Any = BATCH) -> Any:
-    return cut_programs(train_step, jax.tree.map(jnp.asarray, state), batch)
+def cut(train_step: Callable[..., Any]) -> Programs:
+    return cut_programs(train_step, jax.tree.map(jnp.asarray, STATE), BATCH)
 
 
 def sgd(grads: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -34,8 +37,9 @@ def sgd(grads: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def refused(train_step: Callable[..., Any], match: str, **arguments: Any) -> str:
+    arguments = {"state": jax.tree.map(jnp.asarray, STATE), "batch": BATCH, "shared": Shared(), **arguments}
     with pytest.raises(StepError, match=match) as caught:
-        cut(train_step, **arguments)
+        cut_only(train_step, **arguments)
     return str(caught.value)
 
 
@@ -47,19 +51,19 @@ def here(text: str) -> int:
         )
 
 
-# Without a pmean, or with one that does not matter
+# Without a pmean, or where it does not matter
 
 
 def test_no_pmean() -> None:
     refused(
-        sgd(lambda state, batch: state["w"]),
+        sgd(lambda state, _batch: state["w"]),
         r"has no jaxft\.pmean and no jaxft\.psum.*grads, loss = jaxft\.pmean",
     )
 
 
 def test_nothing_depends_on_the_batch() -> None:
     refused(
-        sgd(lambda state, batch: jaxft.pmean(state["w"])), r"depends on the batch .*test_partition\.py:\d+"
+        sgd(lambda state, _batch: jaxft.pmean(state["w"])), r"depends on the batch .*test_partition\.py:\d+"
     )
 
 
@@ -85,7 +89,7 @@ def in_shard_map(x: jax.Array) -> jax.Array:
     ],
 )
 def test_pmean_inside(function: Callable[..., Any], primitive: str) -> None:
-    text = refused(sgd(lambda state, batch: function(batch)), "cannot be cut in two")
+    text = refused(sgd(lambda _state, batch: function(batch)), "cannot be cut in two")
     assert re.search(rf"is inside '({primitive})' \(.*test_partition\.py:\d+", text)
     assert "accumulate first, then exchange" in text
 
@@ -113,7 +117,7 @@ def test_under_grad() -> None:
     )
 
 
-# What a new state may derive from
+# Where a new state may come from
 
 
 @pytest.mark.parametrize("key_of", [jax.random.key, jax.random.PRNGKey])
@@ -125,10 +129,10 @@ def test_a_key_with_the_number_of_the_shard_is_told_to_be_split_first(key_of: An
         noise = jax.random.normal(used, batch.shape)
         return {"w": state["w"] + jaxft.pmean(batch + noise), "key": key}, {}
 
-    with pytest.raises(StepError, match=r"leaf \['key'\] .*or from the number of the shard") as caught:
-        cut_programs(train_step, {"w": jnp.zeros(3), "key": key_of(0)}, np.ones(3, np.float32))
-    assert "split it first, fold the number of the shard into the part that is used" in str(caught.value)
-    assert "jaxft.pmean(...)" not in str(caught.value)
+    state = {"w": jnp.zeros(3), "key": key_of(0)}
+    text = refused(train_step, r"leaf \['key'\] .*or from the number of the shard", state=state)
+    assert "split it first, fold the number of the shard into the part that is used" in text
+    assert "jaxft.pmean(...)" not in text
 
 
 def test_leak_names_leaf_line_and_remedy() -> None:
@@ -151,14 +155,6 @@ def test_leak_of_the_batch_itself() -> None:
     )
 
 
-def test_leak_counts_the_other_leaves() -> None:
-    def train_step(state: Any, batch: Any) -> Any:
-        jaxft.pmean(batch)
-        return {"w": state["w"] + batch, "key": state["key"], "n": batch.sum().astype(jnp.int32)}, {}
-
-    refused(train_step, r"\['n'\] derives.*So do others, such as \['w'\] \(2 in all\)")
-
-
 @pytest.mark.parametrize(
     "leak",
     [
@@ -171,6 +167,7 @@ def test_leak_counts_the_other_leaves() -> None:
         lambda w, batch: jax.checkpoint(lambda a, b: a + b)(w, batch),
         lambda w, batch: jnp.where(batch > 0, w, 0.0),
         lambda w, batch: jnp.sort(jnp.stack([w, batch]))[0],
+        lambda w, _: w + io_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), jnp.float32)),
     ],
 )
 def test_leak_through(leak: Callable[..., Any]) -> None:
@@ -209,13 +206,13 @@ two_ways.defvjp(lambda w, b: (two_ways(w, b), b), lambda b, g: (g[0] * 2.0 + g[1
             lambda c: c[0][0] < 5.0, lambda c: (c[0] * 2.0, doubled_beyond(10.0, c[1])), (w, batch)
         ),
         lambda w, batch: jax.lax.scan(
-            lambda c, x: ((c[0] * 2.0, doubled_beyond(10.0, c[1])), None), (w, batch), batch
+            lambda c, _x: ((c[0] * 2.0, doubled_beyond(10.0, c[1])), None), (w, batch), batch
         )[0],
         lambda w, batch: jax.lax.optimization_barrier((w * 2.0, batch)),
-        # one loop in another, a callback beside
+        # nested loops, with a callback
         jax.jit(
             lambda w, batch: jax.lax.scan(
-                lambda c, x: (jax.jit(lambda a, b: (a * 2.0, jax.pure_callback(np.sin, b, b)))(*c), None),
+                lambda c, _x: (jax.jit(lambda a, b: (a * 2.0, jax.pure_callback(np.sin, b, b)))(*c), None),
                 (w, batch),
                 length=2,
             )[0]
@@ -223,7 +220,7 @@ two_ways.defvjp(lambda w, b: (two_ways(w, b), b), lambda b, g: (g[0] * 2.0 + g[1
     ],
 )
 def test_results_are_told_apart(split: Callable[..., Any]) -> None:
-    """One equation makes a value of the state and one of the batch: only the former may stay."""
+    """The same equation makes a value of the state and a value of the batch: only the former may stay."""
 
     def train_step(state: Any, batch: Any) -> Any:
         ours, theirs = split(state["w"], batch)
@@ -240,26 +237,6 @@ def test_results_are_told_apart(split: Callable[..., Any]) -> None:
     refused(
         lambda state, batch: (state | {"w": split(state["w"], batch)[1]}, jaxft.pmean(batch)), "derives from"
     )
-
-
-def test_host_callbacks_count_as_batch() -> None:
-    def train_step(state: Any, batch: Any) -> Any:
-        seen = io_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), jnp.float32))
-        return state | {"w": state["w"] + seen}, jaxft.pmean(batch)
-
-    refused(
-        train_step, r"\['w'\] derives from the batch \(or from the number of the shard, or a host callback\)"
-    )
-
-
-def test_random_numbers_of_the_state_do_not() -> None:
-    def train_step(state: Any, batch: Any) -> Any:
-        key, use = jax.random.split(state["key"])
-        seeded = jax.random.normal(jax.random.key(state["n"]), (3,))
-        w = state["w"] + jax.random.normal(use, (3,)) + seeded - jaxft.pmean(batch)
-        return {"w": w, "key": key, "n": state["n"] + 1}, {}
-
-    cut(train_step)
 
 
 # Several averages
@@ -320,7 +297,7 @@ def test_a_nested_jit_twice() -> None:
 
 def test_ordered_effects() -> None:
     def train_step(state: Any, batch: Any) -> Any:
-        io_callback(lambda x: None, None, batch, ordered=True)
+        io_callback(lambda _: None, None, batch, ordered=True)
         return state, jaxft.pmean(batch)
 
     refused(train_step, r"ordered effect, 'io_callback' \(.*test_partition\.py:\d+.*ordered=False")
@@ -351,7 +328,7 @@ def tripled(x: jax.Array) -> jax.Array:
 
 
 def test_refs_on_one_side_of_an_exchange() -> None:
-    step = jaxft.fault_tolerant(sgd(lambda state, batch: tripled(jaxft.pmean(tripled(batch)))), None)
+    step = jaxft.fault_tolerant(sgd(lambda _state, batch: tripled(jaxft.pmean(tripled(batch)))), None)
     state, _ = step(STATE, BATCH)
     np.testing.assert_array_equal(state["w"], STATE["w"] - 9 * BATCH)
     refused(
@@ -365,21 +342,7 @@ def test_refs_on_both_sides_of_an_exchange() -> None:
         ref[...] = jaxft.pmean(ref[...])
         return jax.freeze(ref)
 
-    refused(sgd(lambda state, batch: across(batch)), r"test_partition\.py:\d+.*before and after an exchange")
-
-
-def test_refs_within_a_nested_jit_are_fine() -> None:
-    @jax.jit
-    def double(x: jax.Array) -> jax.Array:
-        ref = jax.new_ref(x)
-        ref[...] += x
-        return jax.freeze(ref)
-
-    def train_step(state: Any, batch: Any) -> Any:
-        return state | {"w": double(state["w"]) - double(jaxft.pmean(batch))}, {}
-
-    cut(train_step)
-    refused(lambda state, batch: (state | {"w": double(batch)}, jaxft.pmean(batch)), "derives from the batch")
+    refused(sgd(lambda _state, batch: across(batch)), r"test_partition\.py:\d+.*before and after an exchange")
 
 
 def test_each_print_happens_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,11 @@ from jax.sharding import PartitionSpec as P
 from step_models import bits, mostly_long
 
 import jaxft
-from jaxft._programs._build import Shared, cut_programs
+from jaxft._programs._build import Shared, cut_only, cut_programs
+from jaxft._programs._partition import Cut
 from jaxft._programs._programs import Programs
+
+pytestmark = pytest.mark.unoptimized
 
 LAYERS = 6
 Given = dict[str, jax.Array]
@@ -110,21 +113,22 @@ def run(programs: Programs) -> tuple[list[bytes], Any]:
     return [bits(leaf) for leaf in new], jax.tree.map(bits, metrics)
 
 
-def labels(programs: Programs) -> list[list[str]]:
-    return [[one.label for one in stage.contributions] for stage in programs.cut.stages]
+def labels(cut: Cut) -> list[list[str]]:
+    return [list(labels) for labels in cut.labels]
 
 
-@pytest.mark.parametrize("overlap", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.unoptimized(False)
 @pytest.mark.parametrize("name", mostly_long(STEPS, "remat", "forwards"))
-def test_the_bits_of_the_whole_scan(name: str, overlap: int) -> None:
+def test_the_bits_of_the_whole_scan(name: str, caplog: pytest.LogCaptureFixture) -> None:
     whole = cut_programs(STEPS[name], weights(), batch())
-    divided = cut_programs(STEPS[name], weights(), batch(), Shared(overlap=overlap))
-    assert (whole.stages.count, divided.stages.count) == (1, overlap)
+    divided = cut_programs(STEPS[name], weights(), batch(), Shared(overlap=2))
+    assert (whole.stages.count, divided.stages.count) == (1, 2)
     assert run(divided) == run(whole)
+    assert "gains nothing" not in caplog.text
 
 
 def test_the_last_rows_come_first_if_the_scan_runs_backwards() -> None:
-    found = labels(cut_programs(STEPS["plain"], weights(), batch(), Shared(overlap=3)))
+    found = labels(cut_only(STEPS["plain"], weights(), batch(), Shared(overlap=3)))
     assert found == [
         ["pmean[1]", "pmean[0]['layers'][4:6]", "pmean[0]['scales'][4:6]"],
         ["pmean[0]['layers'][2:4]", "pmean[0]['scales'][2:4]"],
@@ -132,27 +136,23 @@ def test_the_last_rows_come_first_if_the_scan_runs_backwards() -> None:
     ]
 
 
-@pytest.mark.long
 def test_more_parts_than_rows() -> None:
-    found = labels(cut_programs(mapped, weights(), batch(), Shared(overlap=LAYERS)))
+    found = labels(cut_only(mapped, weights(), batch(), Shared(overlap=LAYERS)))
     assert [len(stage) for stage in found] == [2] * LAYERS
     assert found[-1] == ["pmean[0][5:6]", "pmean[1][5:6]"]
 
 
 def test_no_row_is_computed_twice() -> None:
-    programs = cut_programs(STEPS["plain"], weights(), batch(), Shared(overlap=3))
+    stages = cut_only(STEPS["plain"], weights(), batch(), Shared(overlap=3)).stages
     scans = [
         [eqn.params["length"] for eqn in stage.compute.jaxpr.eqns if eqn.primitive.name == "scan"]
-        for stage in programs.cut.stages
+        for stage in stages
     ]
     assert scans == [[LAYERS, 2], [2], [2]], "forwards in one, and backwards in three"
 
 
-@pytest.mark.long
 def test_a_scan_over_the_state_is_not_divided() -> None:
-    programs = cut_programs(of_the_state, weights(), batch(), Shared(overlap=3))
-    assert labels(programs) == [["pmean[1]"]]
-    assert run(programs) == run(cut_programs(of_the_state, weights(), batch()))
+    assert labels(cut_only(of_the_state, weights(), batch(), Shared(overlap=3))) == [["pmean[1]"]]
 
 
 def on_mesh(spec: P) -> tuple[Given, Any]:
@@ -177,36 +177,32 @@ def test_pieces_have_the_sharding_of_their_parameter() -> None:
     assert {spec for _, spec in layers} == {P(None, None, "x")}
 
 
-@pytest.mark.long
 def test_rows_that_lie_on_different_devices_are_not_divided() -> None:
     state, x = on_mesh(P("x"))
-    found = labels(cut_programs(STEPS["plain"], state, x, Shared(overlap=2)))
+    found = labels(cut_only(STEPS["plain"], state, x, Shared(overlap=2)))
     assert "pmean[0]['layers']" in [label for stage in found for label in stage]
     assert "pmean[0]['scales'][0:3]" in [label for stage in found for label in stage]
 
 
-@pytest.mark.parametrize("of", mostly_long(["gradients", "parameters"], "parameters"))
 @pytest.mark.parametrize(
     ("spec", "rows"),
     [(P(None, None, "x"), ["[3:6]", "[0:3]"]), (P("x"), [""])],
     ids=["columns", "rows"],
 )
-def test_gradients_with_a_sharding_constraint(of: str, spec: P, rows: list[str]) -> None:
+def test_gradients_with_a_sharding_constraint(spec: P, rows: list[str]) -> None:
     """A constraint on parameters is one on their gradients too: differentiation turns it around."""
     state, x = on_mesh(P())
     sharding = NamedSharding(state["layers"].sharding.mesh, spec)
 
     def train_step(params: Given, x: jax.Array) -> Any:
         def loss(layers: jax.Array) -> jax.Array:
-            layers = lax.with_sharding_constraint(layers, sharding) if of == "parameters" else layers
-            return net({**params, "layers": layers}, x)
+            return net({**params, "layers": lax.with_sharding_constraint(layers, sharding)}, x)
 
         grad = jax.grad(loss)(params["layers"])
-        grad = lax.with_sharding_constraint(grad, sharding) if of == "gradients" else grad
         return {**params, "layers": params["layers"] - jaxft.pmean(grad)}, {}
 
-    found = labels(cut_programs(train_step, state, x, Shared(overlap=2)))
-    assert [label for stage in found for label in stage] == [f"pmean{one}" for one in rows]
+    found = labels(cut_only(train_step, state, x, Shared(overlap=2)))
+    assert [label for stage in found for label in stage] == [f"pmean{each}" for each in rows]
 
 
 def accumulated(params: Given, x: jax.Array) -> Any:
@@ -219,27 +215,6 @@ def accumulated(params: Given, x: jax.Array) -> Any:
 
 def test_the_log_says_once_that_nothing_can_be_divided(caplog: pytest.LogCaptureFixture) -> None:
     step, state = jaxft.fault_tolerant(accumulated, None, overlap=4), weights()
-    for rows in (8, 4):  # two types of batch
+    for rows in (4, 2):  # two types of batch
         state, _ = step(state, batch()[:rows])
     assert caplog.text.count("overlap=4 gains nothing") == 1
-
-
-@pytest.mark.parametrize(("step", "overlap"), [(trained(net), 2), (accumulated, 1)])
-def test_the_log_says_nothing_of_an_overlap_that_gains_or_is_not_asked_for(
-    step: Any, overlap: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    jaxft.fault_tolerant(step, None, overlap=overlap)(weights(), batch())
-    assert "gains nothing" not in caplog.text
-
-
-@pytest.mark.long
-def test_what_is_exchanged_twice_is_divided_only_if_both_may_be() -> None:
-    state, x = on_mesh(P("x"))
-
-    def train_step(params: Given, x: jax.Array) -> Any:
-        _, made = lax.scan(lambda at, one: (at, jnp.tanh(x[0] @ one)[None] * one), 0.0, params["layers"])
-        means = jaxft.pmean({"layers": made, "more": made})
-        return {**params, "layers": params["layers"] - means["layers"] * means["more"]}, {}
-
-    found = labels(cut_programs(train_step, state, x, Shared(overlap=2)))
-    assert found == [["pmean['layers']"]]

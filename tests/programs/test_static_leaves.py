@@ -1,7 +1,6 @@
-"""States that hold functions and settings beside their arrays: `arrays=` makes those part of the program."""
+"""States that hold functions and settings, too: `arrays=` makes these part of the program."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -13,7 +12,8 @@ import pytest
 
 import jaxft
 from jaxft._errors import ConfigurationError, StepError
-from tests.clusters import cluster
+
+pytestmark = pytest.mark.unoptimized
 
 SHARDS = 2
 
@@ -103,40 +103,8 @@ def test_an_edit_is_given_the_whole_state() -> None:
         state, _ = step(state, batch_for)
 
 
-def trained(address: str, folder: Path, steps: int) -> tuple[int, Any]:
-    """A run of a job, from its newest checkpoint: the step where it began, and its last state."""
-    checkpoints = jaxft.Checkpoints(folder, every_steps=2)
-    with jaxft.Manager(address, group="group-0", checkpoints=checkpoints) as manager:
-        step = jaxft.fault_tolerant(train_step, manager, shards=SHARDS, arrays=eqx.is_array)
-        state = step.join(manager.restore(first(), arrays=eqx.is_array), batch_for)
-        began = manager.step
-        for _ in manager.steps(steps):
-            state, _ = step(state, batch_for)
-    return began, state
-
-
-@pytest.mark.long
-@pytest.mark.processes
-def test_a_job_resumes_from_the_arrays_alone(tmp_path: Path) -> None:
-    found: list[tuple[int, Any]] = []
-    for steps in (3, 6):
-        with cluster(tmp_path) as here:
-            here.start_coordinator()
-            found.append(trained(f"localhost:{here.port}", tmp_path / "saved", steps))
-    (_, _), (resumed, state) = found
-    assert resumed == 3
-    net, _ = state
-    assert (net.activation, net.repeats, net.mode) == (jax.nn.tanh, 2, "plain")
-    alone = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
-    undisturbed = alone.join(first(), batch_for)
-    for _ in alone.steps(6):
-        undisturbed, _ = alone(undisturbed, batch_for)
-    arrays, expected = (eqx.filter(each, eqx.is_array) for each in (state, undisturbed))
-    assert jaxft.digest(arrays) == jaxft.digest(expected)
-
-
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "text"),
     [
         (lambda: model(activation=jnp.sin), r"\.activation of the state is <.*sin.*, but it was <.*tanh"),
         (lambda: model(repeats=3), r"\.repeats of the state is 3, but it was 2"),
@@ -150,15 +118,15 @@ def test_a_job_resumes_from_the_arrays_alone(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_setting_that_changes_between_calls(changed: Callable[[], Model], said: str) -> None:
+def test_a_setting_that_changes_between_calls(changed: Callable[[], Model], text: str) -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS, arrays=eqx.is_array)
     (_, opt_state), _ = step(first(), batch_for)
-    with pytest.raises(ConfigurationError, match=rf"{said}.*Make another step with jaxft\.fault_tolerant"):
+    with pytest.raises(ConfigurationError, match=rf"{text}.*Make another step with jaxft\.fault_tolerant"):
         step((changed(), opt_state), batch_for)
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "text"),
     [
         (lambda net: eqx.tree_at(lambda net: net.repeats, net, net.repeats + 1), r"2, into 3\."),
         (
@@ -167,21 +135,21 @@ def test_a_setting_that_changes_between_calls(changed: Callable[[], Model], said
         ),
     ],
 )
-def test_a_step_that_changes_a_setting(function: Any, said: str) -> None:
+def test_a_step_that_changes_a_setting(function: Any, text: str) -> None:
     def counting(state: Any, batch: Any) -> Any:
         (net, opt_state), loss = train_step(state, batch)
         return (function(net), opt_state), loss
 
     step = jaxft.fault_tolerant(counting, None, shards=SHARDS, arrays=eqx.is_array)
-    with pytest.raises(StepError, match=rf"made the state's leaf \[0\]\.repeats, {said}.*jnp\.asarray"):
+    with pytest.raises(StepError, match=rf"made the state's leaf \[0\]\.repeats, {text}.*jnp\.asarray"):
         step(first(), batch_for)
 
 
 def test_a_step_of_another_structure_and_one_that_returns_no_pair() -> None:
-    step = jaxft.fault_tolerant(lambda state, batch: (state[0], {}), None, shards=1, arrays=eqx.is_array)
+    step = jaxft.fault_tolerant(lambda state, _batch: (state[0], {}), None, shards=1, arrays=eqx.is_array)
     with pytest.raises(StepError, match=r"state with a different structure.*missing: \[0\]"):
         step(first(), batch_for)
-    step = jaxft.fault_tolerant(lambda state, batch: state[0], None, shards=1, arrays=eqx.is_array)
+    step = jaxft.fault_tolerant(lambda state, _batch: state[0], None, shards=1, arrays=eqx.is_array)
     with pytest.raises(StepError, match=r"must return a pair"):
         step(first(), batch_for)
 

@@ -1,4 +1,4 @@
-"""Where the structures of two states differ is said in a line that a person can read."""
+"""The first difference between the structures of two states, in a line that a person can read."""
 
 import collections
 import re
@@ -38,7 +38,7 @@ class Module(eqx.Module):
     ("before", "after", "text"),
     [
         ((1, [2, 3]), (1, (2, 3)), r"at \[1\], a list became a tuple"),
-        ((1, [2, 3]), (1, [2]), r"at \[1\], a list of 2 became one of 1"),
+        ((1, [2, 3]), (1, [2]), r"at \[1\], a list of 2 became a list of 1"),
         ({"a": 1}, {"a": None}, r"at \['a'\], a leaf became None"),
         ({"a": {"b": 1}}, {"a": {"c": 1}}, r"at \['a'\], the keys \['b'\] became \['c'\]"),
         (1, [1], "a leaf became a list"),

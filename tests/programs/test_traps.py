@@ -1,7 +1,5 @@
-"""Memory: what is donated, what is shared, what is borrowed, and what is gone."""
+"""Memory: donated, shared, borrowed, and gone."""
 
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -66,12 +64,12 @@ def test_the_state_is_consumed_the_contribution_is_not() -> None:
 def test_unused_leaves_are_donated_too() -> None:
     """The old array plays no part in the new one, but its memory does."""
 
-    def train_step(state: Any, batch: Any) -> Any:
+    def train_step(_state: Any, batch: Any) -> Any:
         return {"last": jaxft.pmean(batch), "key": jax.random.key(3)}, {}
 
     step = jaxft.fault_tolerant(train_step, None)
     state = {"last": jnp.zeros(1000), "key": jax.random.key(0)}
-    (programs,) = (cut_programs(train_step, state, np.ones(1000, np.float32)),)
+    programs = cut_programs(train_step, state, np.ones(1000, np.float32))
     assert programs.executables.apply.memory_analysis().alias_size_in_bytes == 4008
     new, _ = step(state, np.ones(1000, np.float32))
     assert state["last"].is_deleted()
@@ -98,31 +96,16 @@ def test_unchanged_leaves_are_the_same_arrays() -> None:
     np.testing.assert_array_equal(metrics["old"], np.zeros(3))
 
 
-def test_leaves_that_move_are_not_donated() -> None:
-    def train_step(state: Any, batch: Any) -> Any:
-        new = {"now": state["now"] + jaxft.pmean(batch), "last": state["now"], "before": state["last"]}
-        return new, {}
-
-    step = jaxft.fault_tolerant(train_step, None)
-    state = {"now": jnp.zeros(3), "last": jnp.zeros(3), "before": jnp.zeros(3)}
-    for number in range(1, 6):
-        now = state["now"]
-        state, _ = step(state, np.full(3, number, np.float32))
-        assert state["last"] is now
-    assert [float(state[name][0]) for name in ("now", "last", "before")] == [15, 10, 6]
-
-
 # The same memory twice
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("share", ["the same array", "another array object"])
-def test_shared_arrays_are_copied_first(devices: int, share: str) -> None:
+def test_shared_arrays_are_copied_first(devices: int) -> None:
     """Donating one buffer twice is an error, and on several CPU devices of jaxlib 0.10 a segmentation fault."""
     mesh = jax.make_mesh((devices,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     w = jax.device_put(jnp.zeros(8), replicated) if devices > 1 else jnp.zeros(8)
-    other = jax.device_put(w, replicated) if share == "another array object" else w
+    other = jax.device_put(w, replicated)  # another object with the same memory
     state = {"w": w, "ema": other, "third": w, "fixed": w, "key": jax.random.key(0)}
 
     def train_step(state: Any, batch: Any) -> Any:
@@ -136,20 +119,6 @@ def test_shared_arrays_are_copied_first(devices: int, share: str) -> None:
         jax.block_until_ready(state)
         values = [float(state[name][0]) for name in ("w", "ema", "third", "fixed")]
         assert values == [number, 2 * number, -number, 0]
-
-
-def test_arrays_that_the_step_closes_over_are_kept() -> None:
-    initial = {"w": jnp.ones(3)}
-
-    def train_step(state: Any, batch: Any) -> Any:
-        pull = jax.grad(lambda s: jnp.sum((s["w"] - initial["w"]) ** 2) + batch.sum() * s["w"].sum())(state)
-        return jax.tree.map(lambda w, g: w - 0.5 * g, state, jaxft.pmean(pull)), {}
-
-    step, state = jaxft.fault_tolerant(train_step, None), initial
-    for rows in (1, 2, 3):
-        state, _ = step(state, np.ones(rows, np.float32))
-    np.testing.assert_array_equal(initial["w"], np.ones(3))
-    np.testing.assert_array_equal(state["w"], np.full(3, -0.5))
 
 
 # Consumed states
@@ -175,27 +144,6 @@ def test_a_consumed_state_is_refused() -> None:
             call()
 
 
-@pytest.mark.long
-def test_a_consumed_state_on_several_devices_does_not_crash() -> None:
-    """Dispatching a deleted array to two or more CPU devices kills the process; so this runs in its own."""
-    script = (
-        "import jax, jax.numpy as jnp, numpy as np, jaxft\n"
-        "jax.config.update('jax_num_cpu_devices', 4)\n"
-        "mesh = jax.make_mesh((4,), ('d',), axis_types=(jax.sharding.AxisType.Auto,))\n"
-        "spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('d'))\n"
-        "state = {'w': jax.device_put(jnp.zeros(8), spec)}\n"
-        "step = jaxft.fault_tolerant(lambda s, b: ({'w': s['w'] + jaxft.pmean(b)}, {}), None)\n"
-        "step(state, np.ones(8, np.float32))\n"
-        "try:\n"
-        "    step(state, np.ones(8, np.float32))\n"
-        "except jaxft.ConfigurationError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "leaf ['w'] of the state, float32[" in done.stdout
-
-
 # Borrowed numpy memory
 
 
@@ -210,28 +158,11 @@ def test_numpy_leaves_of_a_state_are_not_written_to() -> None:
     np.testing.assert_array_equal(state["w"], np.full(1024, 2.0))
 
 
-@pytest.mark.parametrize("make", [jnp.asarray, jax.device_put])
-def test_arrays_that_borrow_numpy_memory_are_not_written_to(make: Any) -> None:
+def test_arrays_that_borrow_numpy_memory_are_not_written_to() -> None:
     given = aligned((1024,))
-    state = {"w": make(given)}
+    state = {"w": jnp.asarray(given)}
     step = jaxft.fault_tolerant(add_mean, None)
     state, _ = step(state, {"w": np.ones(1024, np.float32)})
     jax.block_until_ready(state)
     np.testing.assert_array_equal(given, np.zeros(1024))
     np.testing.assert_array_equal(state["w"], np.ones(1024))
-
-
-def test_a_logged_mean_survives_apply() -> None:
-    """The log that a joiner replays holds the very buffers that `apply` was given."""
-    programs = cut_programs(add_mean, {"w": jnp.zeros(1024)}, {"w": np.ones(1024, np.float32)})
-    state, logged = {"w": jnp.zeros(1024)}, []
-    for number in range(4):
-        mean = aligned((1024,))
-        mean[:] = number
-        logged.append(mean)
-        state, metrics = step_models.apply(programs, state, [mean], None)
-        jax.block_until_ready((state, metrics))
-        np.testing.assert_array_equal(metrics["means"]["w"], np.full(1024, number))
-    for number, mean in enumerate(logged):
-        np.testing.assert_array_equal(mean, np.full(1024, number))
-    np.testing.assert_array_equal(state["w"], np.full(1024, 6.0))

@@ -231,7 +231,7 @@ def test_ctrl_c_once_the_state_is_consumed_goes_on_with_the_new_one(
             step(state, batch_for)
         state, _ = step(state, batch_for)
         assert (manager.step, int(state["n"])) == (3, 3)
-    assert "interrupted before it could return the state: goes on with that of step 2" in caplog.text
+    assert "interrupted before it could return the state: continues with the state of step 2" in caplog.text
 
 
 @pytest.mark.parametrize(

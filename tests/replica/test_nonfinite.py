@@ -1,4 +1,4 @@
-"""Means that are not finite: the look at them, and what a run alone does with each policy."""
+"""Means that are not finite: how they are found, and each policy in a run alone."""
 
 from typing import Any
 
@@ -14,6 +14,8 @@ import jaxft
 from jaxft._arrays._layout import LeafSpec
 from jaxft._replica._call import Policy, compared_policy, find
 
+pytestmark = pytest.mark.unoptimized
+
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -26,7 +28,7 @@ def spec(name: str, array: np.ndarray) -> LeafSpec:
 def test_a_leaf_is_found_if_and_only_if_something_in_it_is_not_finite(
     data: st.DataObject, dtype: str, size: int
 ) -> None:
-    # As large as can be, so that a sum of what is finite would overflow; zeros and denormals beside it.
+    # The largest numbers, so that a sum of finite numbers would overflow; zeros and denormals.
     most = float(ml_dtypes.finfo(dtype).max)
     leaf = np.resize(
         np.array([most, -most, 0.0, -0.0, float(ml_dtypes.finfo(dtype).smallest_subnormal)], dtype), size
@@ -36,8 +38,8 @@ def test_a_leaf_is_found_if_and_only_if_something_in_it_is_not_finite(
         return
     place = data.draw(st.integers(0, size - 1))
     leaf[place] = data.draw(st.sampled_from((np.nan, np.inf, -np.inf)))
-    said = find([spec("w", leaf)], [leaf], "skip")
-    assert said == f"w is {float(leaf[place])} at [{place}]"
+    found = find([spec("w", leaf)], [leaf], "skip")
+    assert found == f"w is {float(leaf[place])} at [{place}]"
 
 
 def test_the_first_leaf_is_named_with_its_place() -> None:
@@ -70,7 +72,7 @@ def batch_for(step: int, shard: int) -> np.ndarray:
     return np.full(3, np.inf if poisoned else 0.1 * (step + shard), np.float32)
 
 
-def batch_one(step: int, shard: int) -> np.ndarray:
+def batch_one(step: int, _shard: int) -> np.ndarray:
     return batch_for(step, 1)
 
 
@@ -121,7 +123,7 @@ def test_from_functions_has_it_too() -> None:
     def grad_fn(state: Any, batch: Any) -> tuple[Any, Any]:
         return jnp.sum(batch) * state, ()
 
-    def update_fn(state: Any, mean: Any, local: Any) -> tuple[Any, Any]:
+    def update_fn(state: Any, mean: Any, _local: Any) -> tuple[Any, Any]:
         return state - mean, {}
 
     step = jaxft.from_functions(grad_fn, update_fn, None, nonfinite="raise")
@@ -134,7 +136,7 @@ def test_from_functions_has_it_too() -> None:
     [("warn", "allow", True), ("warn", "skip", False), ("allow", "raise", False), ("skip", "raise", False)],
 )
 def test_groups_must_agree_on_whether_a_step_counts_and_not_on_warnings(
-    one: Policy, other: Policy, agree: bool
+    one: Policy, other: Policy, *, agree: bool
 ) -> None:
     assert (compared_policy(one) == compared_policy(other)) is agree
 
