@@ -77,6 +77,8 @@ def test_the_command_compares_a_run_with_its_prediction(
     assert end.value.code == 0
     assert found["measured"]["predicted"] == pytest.approx(found["measured"]["goodput"], rel=0.01)
     assert (found["job"]["groups"], found["job"]["return_s"]) == (4, pytest.approx(AWAY_S))
+    (same,) = (each for each in found["outcomes"] if each["name"] == "jaxft, 0 spares")
+    assert same["time"] == pytest.approx(found["measured"]["predicted"], rel=0.01)  # the exchange counts once
     drawing = ElementTree.fromstring(plot.read_text())
     assert len(drawing.findall(".//{*}polyline")) == 2 * len(found["outcomes"])
     assert len(drawing.findall(".//{*}circle")) == 2  # the measured goodput, in both panels

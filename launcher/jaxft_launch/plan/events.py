@@ -41,7 +41,9 @@ class Measured:
         names = ("groups", "shards_per_group", "step_s", "return_s", "detect_s")
         ran_s = (self.groups + self.spares) * self.lasted_s - self.failures * self.return_s
         days = ran_s / max(1, self.failures) / DAY_S * planned.devices_per_group / DEVICES_PER_NODE
-        return replace(planned, mtbf_node_days=days, **{name: getattr(self, name) for name in names})
+        return replace(
+            planned, measured=True, mtbf_node_days=days, **{name: getattr(self, name) for name in names}
+        )
 
 
 def read(paths: Iterable[Path]) -> list[Event]:

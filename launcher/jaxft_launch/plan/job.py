@@ -39,6 +39,7 @@ class Job:
     link_gbits: float = 400.0
     detect_s: float = DETECT_S
     exchange_threads: float = EXCHANGE_THREADS
+    measured: bool = False  # steps and returns include the exchanges and heals of a run
 
     @property
     def group_failures(self) -> float:
@@ -73,13 +74,13 @@ class Job:
     @property
     def link_s(self) -> float:
         """How long the links need for an exchange."""
-        return self.moved_bytes / self.group_bytes_per_s
+        return 0.0 if self.measured else self.moved_bytes / self.group_bytes_per_s
 
     @property
     def exchange_s(self) -> float:
         """An exchange of jaxft: its links or its threads, its peers, and the votes."""
-        if self.groups == 1:
-            return VOTE_S
+        if self.groups == 1 or self.measured:
+            return 0.0
         peers = self.groups - 1 if self.groups < ROWS_FROM else 2.0 * math.sqrt(self.groups)
         threads_s = CPU_S_PER_GB * self.moved_bytes / 1e9 / self.devices_per_group / self.exchange_threads
         return max(self.link_s, threads_s) + peers * PEER_S + self.groups * VOTE_S
@@ -87,7 +88,7 @@ class Job:
     @property
     def heal_s(self) -> float:
         """How long a joiner fetches the state, by its links and its cores."""
-        state = STATE_BYTES * self.params
+        state = 0.0 if self.measured else STATE_BYTES * self.params
         return max(state / self.group_bytes_per_s, state / 1e9 / HEAL_GB_PER_S / self.devices_per_group)
 
     @property

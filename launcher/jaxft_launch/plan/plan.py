@@ -94,7 +94,7 @@ def run_plan(options: PlanOptions) -> int:
         _draw(options.plot, chart(found, None if run is None else run.goodput))
     plan = {
         **asdict(found),
-        "needs": [asdict(need) for need in needs(job)],
+        "needs": [asdict(need) for need in needs(replace(job, measured=False))],
         "simulated": [] if options.simulate == "no" else _simulated(found, racks=options.simulate == "racks"),
         "measured": None if run is None else _compared(run, job),
     }
@@ -126,9 +126,7 @@ def _simulated(found: Forecast, *, racks: bool) -> list[dict[str, Any]]:
 
 
 def _compared(run: Measured, job: Job) -> dict[str, Any]:
-    """Return a run's numbers with the goodput that they predict; its steps and returns are whole."""
-    bare = replace(job, params=1.0, save_s=0.0, link_gbits=1e9)
-    return asdict(run) | {"goodput": run.goodput, "predicted": exact(bare, run.spares)}
+    return asdict(run) | {"goodput": run.goodput, "predicted": exact(replace(job, save_s=0.0), run.spares)}
 
 
 def plan_text(plan: dict[str, Any]) -> str:

@@ -29,7 +29,6 @@ from jaxft_launch.supervise.core import values as v
 from jaxft_launch.supervise.core.group import Group
 
 NODES_PER_RACK = 8  # behind one switch or one feed, which fails as often as a node
-TICK_S = 1.0
 LONG_S = 30.0  # in longer rounds, heartbeats report progress, so that no member seems to hang
 HEARTBEAT_BYTES = 2  # without progress, and its answer
 
@@ -205,7 +204,9 @@ class _World:
             self.begin_again()
         if not self.is_steady():
             gathers_s = self.job.ballot.gather_until_s  # further losses; then it acts at the next message
-            self.tick_soon(TICK_S if gathers_s is None else max(0.0, gathers_s - self.now_s))
+            self.tick_soon(
+                self.planned.detect_s / 5 if gathers_s is None else max(0.0, gathers_s - self.now_s)
+            )
 
     def is_steady(self) -> bool:
         """Whether the coordinator has acted on all deaths, and no group is on its way into the quorum."""
@@ -262,7 +263,6 @@ class _World:
         self.look(process)
 
     def look(self, process: _Process) -> None:
-        """Let the training thread do as its core directs."""
         if process.core.phase is r.Phase.VOTED and not process.core.digests_due:
             return  # it waits; to say for whom takes long
         match replica.directive(process.core):
@@ -294,7 +294,6 @@ class _World:
         self.after(compute_s, self.arrive, process, process.key, meeting)
 
     def open(self, process: _Process, quorum: m.NewQuorum, step: m.Step) -> _Meeting:
-        """Begin an attempt: of many steps at once, where nothing else happens meanwhile."""
         shards = {str(member.group): member.shards for member in quorum.members}
         steps = 1
         if math.isinf(self.began_s) and len(shards) == self.planned.groups:
