@@ -60,6 +60,7 @@ def test_mlp_refuses_a_checkpoint_of_other_settings_and_names_them_all(refuse: C
     refuse(mlp, MLP, ("--seed", "1", "--samples-per-shard", "4"), "seed", "samples_per_shard")
 
 
+@pytest.mark.long
 def test_llama3_refuses_them_and_goes_on_with_changes_on_purpose_as_another_job(
     run: Callable[..., int], refuse: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
