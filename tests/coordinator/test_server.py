@@ -116,7 +116,10 @@ def test_a_silent_group_whose_process_lives_is_put_out_later(monkeypatch: pytest
     monkeypatch.setattr(_jobs, "SILENT_TIMEOUTS", 2)
 
     async def scenario() -> None:
-        async with serving(heartbeat_timeout_s=2.0) as server, pair(server.port) as (a, b, _):
+        async with (
+            serving(heartbeat_timeout_s=2.0) as server,
+            pair(server.port, min_replicas=1) as (a, b, _),
+        ):
 
             async def beat() -> None:
                 while True:

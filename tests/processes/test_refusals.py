@@ -109,7 +109,7 @@ def test_a_coordinator_without_an_address_is_refused_at_once() -> None:
         ),
         ({"group": "g", "failure_timeout_s": "60"}, r"failure_timeout_s must be a number .* float\('60'\)"),
         ({"group": "g", "digest_every": True}, "digest_every must be an int of at least 1, not True, a bool"),
-        ({"group": "g", "checkpoints": "/data"}, r"checkpoints is '/data'\. It is a jaxft\.Checkpoints"),
+        ({"group": "g", "checkpoints": "/data"}, r"checkpoints is '/data'\. It must be a jaxft\.Checkpoints"),
     ],
 )
 def test_arguments_that_cannot_be_right(arguments: dict[str, object], text: str) -> None:

@@ -177,7 +177,7 @@ def test_a_function_of_other_arguments_is_refused(make: Any) -> None:
 
 def test_what_leads_to_it_and_away_from_it() -> None:
     step = jaxft.fault_tolerant(train_step, None, shards=SHARDS)
-    with pytest.raises(ConfigurationError, match="FromState for what is made of the state"):
+    with pytest.raises(ConfigurationError, match="FromState for batches that are made of the state"):
         step({"w": jnp.float32(1.0)}, lambda _step, _shard, state: state["w"])
     with pytest.raises(
         ConfigurationError, match=r"Prefetch makes batches ahead.*Give the FromState to the step"

@@ -121,13 +121,15 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def pair(port: int, key: JobKey | None = None) -> AsyncIterator[tuple[Group, Group, NewQuorum]]:
+async def pair(
+    port: int, key: JobKey | None = None, min_replicas: int = 2
+) -> AsyncIterator[tuple[Group, Group, NewQuorum]]:
     """Two groups in their first quorum, in a separate job."""
     async with Group(port, "a", key=key) as a, Group(port, "b", key=key) as b:
         for group in (a, b):
             assert isinstance(await group.greet(), Welcome)
         for group in (a, b):
-            await group.say(Join(Step(0), 0xD1, min_replicas=2, total_shards=2))
+            await group.say(Join(Step(0), 0xD1, min_replicas=min_replicas, total_shards=2))
         quorum = await a.hear_until(NewQuorum)
         assert await b.hear_until(NewQuorum) == quorum
         yield a, b, quorum

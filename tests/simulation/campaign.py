@@ -57,8 +57,7 @@ def run_seeds(
 ) -> Tally:
     """Run each seed; with `kinds`, with faults of these kinds alone; with `changes` to its setting."""
     tally = Tally()
-    logging.getLogger("jaxft_coordinator").setLevel(logging.CRITICAL)  # the simulation's own fault
-    with _rare_collections():
+    with _quiet_coordinator(), _rare_collections():
         for seed in seeds:
             setting = focused(seed, kinds, changes or {}) if kinds or changes else None
             world = World(seed, setting=setting)
@@ -68,6 +67,18 @@ def run_seeds(
             if finding is not None and stop_at_first:
                 break
     return tally
+
+
+@contextlib.contextmanager
+def _quiet_coordinator() -> Iterator[None]:
+    """Drop the logs of the simulated coordinators, whose faults the simulation makes itself."""
+    logger = logging.getLogger("jaxft_coordinator")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
