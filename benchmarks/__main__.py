@@ -20,7 +20,7 @@ NAMES = ("rendezvous", "exchange", "heal", "join", "kill", "overhead", "overlap"
 
 def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
-    one = not set(NAMES).isdisjoint(given)  # then --help is for its options
+    one = not set(NAMES).isdisjoint(given)  # a figure is named, and --help shows its options
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__, add_help=not one)
     parser.add_argument("name", choices=(*NAMES, "all"), help="which figure; NAME --help shows its options")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")

@@ -153,7 +153,7 @@ def diloco(
     )
     if not (callable(getattr(outer, "init", None)) and callable(getattr(outer, "update", None))):
         raise ConfigurationError(
-            f"outer is a {type(outer).__name__}. It is an optimizer of optax, such as "
+            f"outer is a {type(outer).__name__}. It must be an optimizer of optax, such as "
             "`optax.sgd(0.7, momentum=0.9, nesterov=True)`; `optax.sgd(1.0)` for LocalSGD."
         )
     if carry not in get_args(Carry):

@@ -6,7 +6,7 @@ from tests import budget
 LIMITS = {
     "lines of the four wheels": 52_050,
     "lines of the core: jaxft, protocol, coordinator": 41_050,
-    "lines of tests": 79_200,
+    "lines of tests": 79_250,
     "settings": 101,
     "environment variables": 14,
     "modules under 60 lines": 22,

@@ -291,7 +291,7 @@ def test_a_paused_shard_goes_on_where_it_was() -> None:
     [
         ({"delay": 2, "mix": 0.5}, "jaxft.diloco has no delay, mix. .* any group can compute any shard"),
         ({"carry": "shard"}, "carry is .shard., and must be one of .average., .second., .reset."),
-        ({"outer": 0.7}, r"outer is a float. It is an optimizer of optax"),
+        ({"outer": 0.7}, r"outer is a float. It must be an optimizer of optax"),
         ({"every": 0}, "every, the inner steps of a round, must be at least 1"),
         ({"params": 3}, "params is 3, a int, and not a function"),
     ],

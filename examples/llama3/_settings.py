@@ -166,7 +166,7 @@ def choose_mesh(flags: Flags) -> Mesh:
     if mesh.size < device_count:
         logger.warning(
             "%d of %d devices are not used: the mesh is %s. fsdp x --microbatches must divide the %d sequences of "
-            "--batch-per-shard, and fsdp the model width, %d; or give each group its own devices.",
+            "--batch-per-shard, and fsdp must divide the model width %d. Or give each group its own devices.",
             *(device_count - mesh.size, device_count, mesh_text(mesh), flags.batch_per_shard, model.dim),
         )
     return mesh

@@ -141,7 +141,7 @@ class _Run:
             self._mention()
 
     def _mention(self) -> None:
-        """Say which peers have exchanged no bytes with us for long, or that all takes long while bytes move."""
+        """Say which peers have exchanged no bytes with us for long, or that the exchange is slow but moves."""
         owing = self._owing()
         waits = [(self._links.members[number], self._lane.moved_s(number)) for number in owing]
         self._patience.mention(

@@ -79,7 +79,7 @@ class HealServer:
             if step != request.step:
                 raise Gone(f"state {step} is kept for heal {request.heal_id}, not state {request.step}")
         if not request.count and request.kind is not Kind.STATE:
-            _send_text(connection, Status.OK, "")  # the joiner only asks whether it is here
+            _send_text(connection, Status.OK, "")  # the joiner only asks whether the means or edits are here
             return
         stop = request.first + request.count
         if not request.first < stop <= blob.layout.chunks:

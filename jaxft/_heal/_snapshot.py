@@ -189,7 +189,7 @@ class _Leaf:
 
     @property
     def pinned_bytes(self) -> int:
-        """Its share of the pinned memory on an accelerator."""
+        """The pinned host memory that its copy takes; 0 if the copy is not pinned."""
         return self.type.size_bytes if self._pinned else 0
 
     @property

@@ -133,7 +133,7 @@ def _names(eqn: Eqn) -> tuple[Any, ...]:
 
 
 def _over_dimensions(eqn: Eqn, axis: Axis) -> bool:
-    """Whether it is over the axis of the shards and over dimensions of its operands, and over nothing else."""
+    """Whether an equation reduces over the axis of the shards and dimensions of its operands, and nothing else."""
     if eqn.primitive.name not in REDUCTIONS or eqn.params.get("axis_index_groups") is not None:
         return False
     others = [name for name in _names(eqn) if name != axis.name]
@@ -166,7 +166,7 @@ def _function(eqn: Eqn) -> str:
 
 
 def _divided(jaxpr: AnyJaxpr, axis: Axis) -> Mapping[Var, Eqn]:
-    """From the result of a psum to its division by the number of shards, if that is all that it is used for."""
+    """Map each result of a psum that is only divided by the number of shards to the equation that divides it."""
     atoms = [atom for eqn in jaxpr.eqns for atom in eqn.invars] + list(jaxpr.outvars)
     uses = Counter(atom for atom in atoms if _compat.is_var(atom))
     sums = {

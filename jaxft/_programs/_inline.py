@@ -25,7 +25,8 @@ _RULES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr
 # And how much of it is computed again. With an exchange inside, it becomes parts of several programs, and a value
 # that its author wanted computed again is passed on only where a later program needs it.
 _REMATS = frozenset({"checkpoint", "remat2"})
-# Of all scans of a step. Each becomes a separate program, and `apply` repeats all of them from the means.
+# The most rounds of all scans of a step together. Each round becomes a separate program, and `apply` repeats all
+# rounds from the means.
 MOST_ROUNDS = 64
 
 

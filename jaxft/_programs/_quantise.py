@@ -72,7 +72,7 @@ def expand(flat: Flat, exchanged: Collection[Var], shards: int | None) -> None:
 
 def _expanded(eqn: Eqn, shard: Var, exchanged: Collection[Var], shards: int | None) -> list[Eqn]:
     if shards is not None and shards > MOST_WIDENED_SHARDS:
-        raise StepError(f"{too_many_shards(shards)} It is called at {_compat.source_line(eqn)}.")
+        raise StepError(f"{too_many_shards(shards)} That pmean is called at {_compat.source_line(eqn)}.")
     eqns: list[Eqn] = []
     for quantises in (False, True):
         at = [n for n, var in enumerate(eqn.outvars) if (var in exchanged) == quantises]

@@ -121,7 +121,7 @@ def _source(eqn: Eqn) -> Var | None:
 
 
 def divides_rows(sharding: Sharding | None, shape: Sequence[int]) -> bool:
-    """Whether a device holds only some rows of such an array, on a mesh of some size."""
+    """Whether a device holds only some rows of an array with this sharding, if its mesh is large enough."""
     if isinstance(sharding, NamedSharding):
         return bool(sharding.spec) and sharding.spec[0] not in (None, ())
     return sharding is not None and bool(shape) and sharding.shard_shape(tuple(shape))[0] != shape[0]

@@ -57,13 +57,13 @@ class Analysed:
     # Values that may be passed to later programs though they do not derive from the batch, and the stages that make
     # them. Shards have them in common.
     common: dict[Var, int] = field(default_factory=dict)
-    # The values that each stage makes for later programs on the same shard, an ordered set. Complete when all are
-    # gathered.
+    # The values that each stage makes for later programs on the same shard, an ordered set. Complete once all
+    # programs are gathered.
     rest: dict[int, dict[Var, None]] = field(default_factory=dict)
     alias: dict[Var, Atom] = field(default_factory=dict)
 
     def resolve(self, atom: Atom) -> Atom:
-        """The operand of a pmean that is the identity; any other value itself."""
+        """The value that an alias stands for, such as the operand of a pmean that is the identity; else the atom."""
         while _compat.is_var(atom) and atom in self.alias:
             atom = self.alias[atom]
         return atom

@@ -49,7 +49,7 @@ class Leader:
         self.size = 1 + len(connections)
         self._name = name
         self._silence_s = silence_s
-        # Guards the core, which events of the training thread and of all links change.
+        # Guards the core: events of the training thread and of all links change it.
         self._changed = threading.Condition()
         self._core = core.Leader.of(self.size, stuck_s=stuck_s)
         self._events = 0  # that have happened

@@ -160,8 +160,8 @@ class Computing:
                     now.record.shards.append(shard)
             started.append(shard)
             last = shard == shards[-1]
-            # An accelerator has its next programs, and their batch, before it has ended the last. On CPU they would
-            # take the cores from each other.
+            # An accelerator is given the next shard's programs and batch before it has finished the current shard.
+            # On CPU the two shards would compete for the cores.
             ahead = 1 if call.programs.device.has_room_ahead() else 0
             while len(started) > (0 if last else ahead):
                 one = started.pop(0)

@@ -83,7 +83,7 @@ class Joining:
         prepared = self._prepared(settings)
         with ctrl_c_later():
             self._post(prepared)
-            self._first = now  # if this fails, the next call begins again
+            self._first = now  # not reached if the post fails: then the next call begins again
 
     def read_after_all(self, call: Call) -> None:
         """Read the checkpoint after the groups that held a newer state are gone."""
@@ -183,10 +183,12 @@ class Joining:
                     raise ConfigurationError(
                         f"The batch's leaf {name} of step {step} and shard 0 has other values in rank {mine} of "
                         f"group {self._config.group!r} than in its rank 0, and both hold the same part of it: JAX "
-                        "takes it as one array, so that samples would be left out. If each rank reads its own rows, "
-                        "make one array of them: `jax.make_array_from_process_local_data(sharding, rows)`, with a "
-                        "sharding over the devices of all ranks. If each rank draws it or asks for it, let "
-                        "rank 0 do that, and hand it on: `multihost_utils.broadcast_one_to_all`."
+                        "treats the two as copies of one array, so samples would be left out. If each rank reads its "
+                        "own rows, make one array of them: "
+                        "`jax.make_array_from_process_local_data(sharding, rows)`, with a "
+                        "sharding over the devices of all ranks. If each rank draws random rows or fetches "
+                        "them from a server, let rank 0 alone do so, and pass the rows on: "
+                        "`multihost_utils.broadcast_one_to_all`."
                     )
 
 

@@ -101,5 +101,5 @@ class Leaving:
         except SessionFailed as error:
             if finished:
                 raise
-            # The error that ended the `with` block is raised, which is most often this one.
+            # Only logged: the caller gets the error that ended the `with` block, most often this very error.
             _log.warning("[jaxft %s] could not take its leave: %s", self.config.group, error)

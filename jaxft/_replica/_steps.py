@@ -126,9 +126,9 @@ class LoopWatch:
     def _called(self, step: int) -> None:
         if self._unread:
             raise ConfigurationError(
-                f"The loop that calls the step does not follow the job: it is at step {step}, because {self._unread},"
-                f" and the loop has not looked. A loop that counts its calls would end at another step than the "
-                f"other groups. {_WRITE}"
+                f"The loop that calls the step does not follow the job: this group is now at step {step}, because "
+                f"{self._unread}, and the loop has not read the new number. A loop that counts its calls would "
+                f"end at another step than the other groups. {_WRITE}"
             )
         if self._in_body and not self.at_top and not self._looked:
             raise ConfigurationError(

@@ -24,7 +24,9 @@ def test_after_a_jump_the_loop_has_to_look(*, in_call: bool) -> None:
     watch = LoopWatch()
     called(watch)
     watch.jumped(JUMP, in_call=in_call)
-    with pytest.raises(ConfigurationError, match=f"it is at step 7, because {JUMP}.*manager.steps"):
+    with pytest.raises(
+        ConfigurationError, match=f"this group is now at step 7, because {JUMP}.*manager.steps"
+    ):
         called(watch)
     assert watch.calls == 1
     watch.read()

@@ -23,7 +23,7 @@ _log.addFilter(RateLimitFilter())
 MAX_CONNECTIONS = 128
 # For a handshake, for a whole request, and for a client to take any byte of an answer.
 TIMEOUT_S = 15.0
-# Until it is looked again for room, or after an error of accept(2), such as out of descriptors.
+# The wait before the next check for room, and after an error of accept(2), such as too few descriptors.
 _PAUSE_S = 0.1
 
 Peer = tuple[str, int]

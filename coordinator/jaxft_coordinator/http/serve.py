@@ -42,7 +42,7 @@ class HttpPort:
         bind: `host:port`; port 0 takes a free one, which `port` then holds.
         server: the coordinator.
         observer: its view of the jobs.
-        secret: from which the tokens derive that allow actions; None: no actions.
+        secret: the tokens that allow actions derive from it; None: no actions.
         cert: certificate to serve with, in PEM form; None: no encryption.
         key: its private key.
     """

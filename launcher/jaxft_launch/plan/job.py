@@ -17,7 +17,7 @@ EXCHANGE_THREADS = 4  # the default from 16 cores on; that they divide the time 
 VOTE_S, PEER_S = 1e-4, 2e-4  # a vote and its decision, for each group; and each peer of an exchange
 ROWS_FROM = 48  # groups: from there on, a rank is connected to its row and its column alone
 DETECT_S = 5.0  # a machine that dies without a word is noticed after a heartbeat timeout
-CHECKPOINTS_KEPT, LONGEST_INTERVAL_S = 3, DAY_S  # for disasters
+CHECKPOINTS_KEPT, LONGEST_INTERVAL_S = 3, DAY_S  # against the loss of all groups
 FAIR_SHARE = 0.1  # of a step, for its exchange
 WHOLE = ("groups", "devices_per_group", "shards_per_group", "inner_steps", "bits")
 
@@ -39,7 +39,7 @@ class Job:
     link_gbits: float = 400.0
     detect_s: float = DETECT_S
     exchange_threads: float = EXCHANGE_THREADS
-    measured: bool = False  # steps and returns include the exchanges and heals of a run
+    measured: bool = False  # step_s and return_s include the exchanges and heals of a run
 
     @property
     def group_failures(self) -> float:

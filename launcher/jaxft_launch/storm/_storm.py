@@ -120,7 +120,7 @@ class Storm:
         return begin(victim, strike, job, self._display, self._reach)
 
     def _see_off(self, harm: Death | Harm, job: Job) -> None:
-        """Record which groups are away, and since when; and what found nothing to damage."""
+        """Record which groups are away, and since when; count the corruptions that found nothing to damage."""
         if isinstance(harm, Corruption) and harm.found_nothing:
             self.undamaged += 1
         if isinstance(harm, Death):

@@ -186,7 +186,7 @@ def _has_gathered(draft: Draft, quorum: NewQuorum) -> bool:
 
 
 def end_gathering(draft: Draft) -> None:
-    """Retry the step if losses have been collected for long enough."""
+    """Retry the step if the time to wait for further lost members is over."""
     until_s = draft.job.ballot.gather_until_s
     if until_s is not None and draft.now_s >= until_s:
         settle(draft)

@@ -54,7 +54,8 @@ def applied(draft: Draft, number: Step) -> None:
     if replica.drained:
         draft.enter(Phase.DRAINED)
         return
-    # Other groups have replaced this spare with this step. If it is a member again, that may be from a later step on.
+    # Other groups took this spare's place when this step was committed. If a newer quorum has it again, that quorum
+    # may begin at a later step.
     lacks_more = replica.quorum is None or replica.quorum.step > number
     if replica.joined and lacks_more and replica.heal is not None:
         draft.enter(Phase.FOLLOWING if replica.heal.log_only else Phase.HEALING)

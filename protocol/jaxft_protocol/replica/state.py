@@ -406,7 +406,8 @@ class Replica:
     term: int = 0  # the highest term of any coordinator so far
     offline_since_s: float | None = None
     offline_reason: str = ""
-    # Of a Hello, which may pass, by a coordinator that is there still; how this group fails if it does not pass.
+    # Why a coordinator that is still there has refused the last Hello. The refusal may pass; if it does not, this
+    # group fails with `refusal_kind`.
     refusal: str = ""
     refusal_kind: FailureKind = FailureKind.JOIN_REFUSED
     refused_by: int = 0  # its `address_index`
