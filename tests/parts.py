@@ -30,7 +30,7 @@ def promised() -> set[Path]:
 
 def part_of(path: Path, named: set[Path]) -> str:
     """Return the part that a file of tests belongs to; "" for `make test`."""
-    if path in named:
+    if path in named or not path.is_relative_to(ROOT / "tests"):
         return ""
     top = path.relative_to(ROOT / "tests").parts[0]
     return next((part for part, tops in PARTS.items() if top in tops), "")

@@ -138,9 +138,9 @@ class Checkpoints:
         step replaces it. Unfinished checkpoints are ignored.
 
         Args:
-            like: a state with the wanted structure, shapes, dtypes and shardings, or their `jax.ShapeDtypeStruct`s.
-                Its arrays are given up as the new ones are placed. The saved state may have other shardings, another
-                order of the leaves, and other nodes without leaves.
+            like: a state with the wanted structure, shapes, dtypes and shardings, or such a tree
+                of `jax.ShapeDtypeStruct`. Its arrays are given up as the new ones are placed. The saved state may
+                have other shardings, another order of the leaves, and other nodes without leaves.
             job: the job's name.
             settings: settings that must equal the checkpoint's, by name; None: nothing is compared.
             changed: names of settings that were changed on purpose; with "job", another job's checkpoint is accepted.

@@ -29,11 +29,12 @@ def test_a_spare_makes_them(tmp_path: Path) -> None:
     flags = (*STEPS, "--gate", f"3:{started}")
     with cluster(tmp_path) as here:
         here.start_coordinator()
+        # First, so that it is there before the groups stand at the gate, where they take no digest for it.
+        spare = here.start("spare-0", *flags, "--spare")
         groups = here.start_together(
             ("group-0", "group-1"),
             lambda group: (*flags, *(("--die", "exchange step 6") if group == "group-1" else ())),
         )
-        spare = here.start("spare-0", *flags, "--spare")
         here.until(lambda: spare.step == 3, "the spare to follow")
         started.touch()
         here.until_dead(groups["group-1"])

@@ -61,6 +61,7 @@ def test_a_storm_never_harms_the_run(first: int):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # up to RARE_WITHIN seeds, of 60 ms each on a free machine
 def test_every_rare_path_is_taken():
     found = run_seeds(RARE_SEEDS).sometimes
     for first in range(0, RARE_WITHIN, BATCH):
