@@ -16,7 +16,7 @@ from tests import patience
 from tests.manual.blocks import blocks
 from tests.manual.fresh import fresh_environment, needs_uv, run, variables
 
-pytestmark = [pytest.mark.long, pytest.mark.processes, needs_uv]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(600), needs_uv]
 PORT = "29511"
 LOOK = re.compile(r"time\.sleep\(0\.[12]\) +# so that there is time to .*")
 # In place of that: time for the test, as long as it needs.
