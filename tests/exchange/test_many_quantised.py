@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from .test_quantised import CASES, Case, one_result
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.storm, pytest.mark.timeout(3600)]  # half an hour of a core
 
 
 @settings(max_examples=10_000, deadline=None)
