@@ -41,7 +41,7 @@ ELSEWHERE := storm or slurm or ray or kubernetes
 quick: $(STAMP)  ## the protocol and pure values, in about a minute
 	$(BIN)/pytest -n 2 -m 'not long and not processes and not ($(ELSEWHERE))' tests/protocol tests/scenarios $(ARGS)
 
-test: $(STAMP)  ## every guarantee and every room, 5 to 8 minutes on 2 cores
+test: $(STAMP)  ## every guarantee and every room, 7 to 10 minutes on 2 cores
 	$(BIN)/pytest -m 'not launcher and not manual and not examples and not long and not ($(ELSEWHERE))' $(ARGS)
 
 test-launcher: $(STAMP)  ## the command jaxft: launch, chaos, check, and the demo
