@@ -11,6 +11,7 @@ from jaxft_launch.plan import plan
 from jaxft_launch.plan.forecast import exact
 from jaxft_launch.plan.job import Job
 from jaxft_launch.plan.simulation import simulate
+from jaxft_launch.processes._checks import LaunchError
 
 JOB = Job(params=8e9, groups=8, devices_per_group=8, step_s=4.0, mtbf_node_days=0.5)
 DILOCO = replace(JOB, groups=2, devices_per_group=64, inner_steps=100, link_gbits=1.25, shards_per_group=1)
@@ -52,6 +53,14 @@ def test_racks_take_their_groups_together() -> None:
     alone, racks = (simulate(many, 1, 30, seed=1, racks=racks) for racks in (False, True))
     assert racks.simulated_s < alone.simulated_s
     assert racks.goodput < alone.goodput
+
+
+def test_groups_that_fail_before_they_can_start_are_refused() -> None:
+    job = Job(params=8e9, groups=2, devices_per_group=8, step_s=4.0, mtbf_node_days=1e-5)
+    with pytest.raises(
+        LaunchError, match=r"group-0 fails before it can start: plan a longer --mtbf-node-days"
+    ):
+        simulate(job, spares=0, failures=10, seed=1)
 
 
 @pytest.mark.long

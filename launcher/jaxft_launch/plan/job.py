@@ -22,7 +22,7 @@ FAIR_SHARE = 0.1  # of a step, for its exchange
 WHOLE = ("groups", "devices_per_group", "shards_per_group", "inner_steps", "bits")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: options of the command read its defaults
 class Job:
     """A job. `step_s`: a step's computation; `inner_steps`: 1, or the optimizer steps of a round of DiLoCo."""
 

@@ -1,14 +1,17 @@
 """The command `jaxft plan`: its options, its tables and its JSON."""
 
+import io
 import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from jaxft_launch.plan.chart import chart
 from jaxft_launch.plan.events import Measured, measure, read
@@ -18,9 +21,6 @@ from jaxft_launch.plan.targets import targets
 from jaxft_launch.processes._checks import LaunchError
 
 _MAY_BE_0 = ("return_s", "save_s")
-_NUMBERS = (
-    "params groups devices_per_group step_s shards_per_group inner_steps bits mtbf_node_days link_gbits"
-)
 MOST_FAILURES, LEAST_FAILURES, GROUP_FAILURES = 200, 10, 20_000  # to simulate: fewer of large jobs
 Row = tuple[str, ...]
 
@@ -40,19 +40,19 @@ class PlanOptions:
     """Devices of a group. A node has eight."""
     step_s: float = 4.0
     """Seconds of a step's computation, without the exchange between groups."""
-    shards_per_group: int = 8
+    shards_per_group: int = Job.shards_per_group
     """Shards of the batch for each group, such as microbatches. Many can be divided again evenly."""
-    inner_steps: int = 1
+    inner_steps: int = Job.inner_steps
     """Optimizer steps between two exchanges: more than one for DiLoCo."""
-    bits: int = 16
+    bits: int = Job.bits
     """Bits of a value in the exchange: 32, 16, or fewer for quantised means."""
-    mtbf_node_days: float = 154.0
+    mtbf_node_days: float = Job.mtbf_node_days
     """Mean time between failures of a node, in days. Published: 154 to 430 (Kokolis et al.), 264 (Llama 3)."""
-    return_s: float = 300.0
+    return_s: float = Job.return_s
     """Seconds from a failure until a replacement is ready: machine, start, compilation."""
-    save_s: float = 30.0
+    save_s: float = Job.save_s
     """Seconds for which a checkpoint stops the training."""
-    link_gbits: float = 400.0
+    link_gbits: float = Job.link_gbits
     """Gbit/s of a node's link to the other groups, in each direction."""
     simulate: Literal["no", "groups", "racks"] = "no"
     """Also simulate jaxft with its real cores, where single groups fail, or whole racks of eight nodes, too."""
@@ -71,7 +71,7 @@ class PlanOptions:
         Raises:
             LaunchError: a number is out of its range.
         """
-        numbers = {name: getattr(self, name) for name in (*_NUMBERS.split(), *_MAY_BE_0)}
+        numbers = {each.name: getattr(self, each.name) for each in fields(Job) if hasattr(self, each.name)}
         for name, number in numbers.items():
             if not 0 <= number < math.inf or (not number and name not in _MAY_BE_0):
                 least = "0 or more" if name in _MAY_BE_0 else "more than 0"
@@ -225,18 +225,15 @@ def duration(seconds: float) -> str:
 
 def _table(heads: str, rows: Any) -> str:
     """Return rows as text, the first column and those with "<" on the left."""
-    head = heads.split("|")
-    lines = [tuple(each.lstrip("<") for each in head), *rows]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
-    left = [place == 0 or each.startswith("<") for place, each in enumerate(head)]
-    cells = [
-        [
-            cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(line, widths, left, strict=True)
-        ]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in cells)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, head in enumerate(heads.split("|")):
+        to_left = place == 0 or head.startswith("<")
+        table.add_column(head.lstrip("<"), justify="left" if to_left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=1000, markup=False, emoji=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def _finite(value: Any) -> Any:

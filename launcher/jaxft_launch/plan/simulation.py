@@ -24,6 +24,7 @@ from jaxft_protocol.replica import state as r
 from jaxft_launch.plan.forecast import checkpoint_interval_s, exact_name
 from jaxft_launch.plan.forms import DAY_S
 from jaxft_launch.plan.job import DEVICES_PER_NODE, Job
+from jaxft_launch.processes._checks import LaunchError
 from jaxft_launch.supervise.core import launch as supervisor
 from jaxft_launch.supervise.core import values as v
 from jaxft_launch.supervise.core.group import Group
@@ -183,7 +184,10 @@ class _World:
                 started = v.Started(name, (1,))
                 self.launches[name], _ = supervisor.step(self.launches[name], started, self.now_s)
                 self.after(self.planned.return_s, self.start, name)
-        assert not self.launches[name].over
+        if self.launches[name].over:
+            raise LaunchError(
+                f"{name} fails before it can start: plan a longer --mtbf-node-days, or no --simulate."
+            )
 
     def tick_soon(self, delay_s: float = 0.0) -> None:
         if not self.ticks:
