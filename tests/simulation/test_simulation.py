@@ -30,11 +30,11 @@ RARE_SEEDS = tuple(
         int,
         (
             "11905 1663 145 1697 405 861 3662 39 401 445 3611 340 386 1984 2125 600 606 609 "
-            "614 620 625 644 690 701 732 750 778 781 956 968 998 1223 1436 1520 2041"
+            "480 614 620 625 644 690 701 732 750 778 781 956 968 998 1223 1436 1520 2041"
         ).split(),
     )
 )
-RARE_WITHIN = 20_000
+RARE_WITHIN = 4000
 
 
 def test_seeds_that_found_something_pass():
@@ -60,8 +60,8 @@ def test_a_storm_never_harms_the_run(first: int):
     assert_all_pass(range(first, first + BATCH))
 
 
-@pytest.mark.storm
-@pytest.mark.timeout(3600)  # up to RARE_WITHIN seeds, of 60 ms each on a free machine
+@pytest.mark.long
+@pytest.mark.timeout(900)  # up to RARE_WITHIN seeds, of 60 ms each on a free machine
 def test_every_rare_path_is_taken():
     found = run_seeds(RARE_SEEDS).sometimes + run_seeds([20360], kinds=("wipe", "kill")).sometimes
     for first in range(0, RARE_WITHIN, BATCH):
