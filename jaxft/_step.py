@@ -117,8 +117,7 @@ def fault_tolerant(  # noqa: PLR0913 - the settings of a step, by name
     Raises:
         ConfigurationError: the arguments contradict each other.
     """
-    rounds = train_step if isinstance(train_step, Diloco) else None
-    options = _Options(Axis(axis_name, shards), nonfinite, overlap, rounds)
+    options = _Options(Axis(axis_name, shards), nonfinite, overlap)
     if isinstance(train_step, Diloco):
         given = {"axis_name": axis_name, "arrays": arrays, "static_argnums": static_argnums}
         given |= {"static_argnames": static_argnames, "overlap": None if overlap == 1 else overlap}
@@ -127,7 +126,7 @@ def fault_tolerant(  # noqa: PLR0913 - the settings of a step, by name
                 f"{found} does not go with jaxft.diloco: a round exchanges once, at its end, and its state has "
                 "only arrays. Leave it out."
             )
-        return Step(train_step.step, manager, options, Statics.none())
+        return Step(train_step.step, manager, options._replace(rounds=train_step), Statics.none())
     statics = Statics.of(train_step, static_argnums, static_argnames)
     return Step(train_step, manager, options, statics, arrays)
 
@@ -251,9 +250,8 @@ class Step:
         """Join the job before the first step; return the job's state, and let `manager.step` be its step.
 
         Compiles the step, and heals if the job is under way. So an evaluation before the first step, for example, has
-        the state of the job, not a fresh one. It returns once this group is ready
-        for a step: a member of the job, with the newest state; a spare, after the job's next step. Without a manager
-        it returns `state`.
+        the state of the job, not a fresh one. It returns once this group is ready for a step: a member of the job,
+        with the newest state; a spare, after the job's next step. Without a manager it returns `state`.
 
         Args:
             state: a state of the job's structure, shapes and dtypes: the initial one, or what `restore` returned.

@@ -141,8 +141,7 @@ def read(folder: Path, like: Any, group: Group) -> Callable[[], Sequence[jax.Arr
     """Read this process's parts of a state. Raises Damaged.
 
     Returns:
-        A function that places the leaves like `like`, whose arrays it gives up one by one. All processes must call
-        it.
+        A function that places the leaves like `like`, whose arrays it gives up. All processes must call it.
     """
     arrays, stored, what = as_arrays(like), stored_arrays(like), f"read the checkpoint {folder}"
     if group.size == 1:

@@ -112,9 +112,8 @@ class Loose:
 
     def part(self, region: int, start: int, stop: int) -> np.ndarray:
         offsets, leaves = self._offsets[region], self._leaves[region]
-        number = max(
-            0, bisect.bisect_right(offsets, start) - 1
-        )  # an empty leaf has the offset of the next one
+        # An empty leaf has the offset of the next one.
+        number = max(0, bisect.bisect_right(offsets, start) - 1)
         offset, leaf = offsets[number], leaves[number]
         if stop - offset <= leaf.size:
             return leaf[start - offset : stop - offset]

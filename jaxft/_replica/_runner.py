@@ -241,9 +241,8 @@ class Runner:
                 self._attempts.attempt(call, quorum, step, record)
             case Apply(_, step):
                 if step < self._held.step:
-                    return (
-                        False  # applied before; the stream broke before the session's thread got the report
-                    )
+                    # Applied before; the stream broke before the session's thread got the report.
+                    return False
                 self._apply(call, step, record)
                 return True
             case ReadCheckpoint():
