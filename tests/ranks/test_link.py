@@ -252,6 +252,7 @@ def test_a_rank_says_nothing_while_both_are_in_the_step_or_rank_0_has_left(
         beats_pass(pair)
         pair.leader.direct(r.TakeDigest(m.Step(4)))
         waiting.result()
+        beats_pass(pair)  # the last beats of the wait are still under way
     pair.leader.left()
     patience.until(lambda: pair.follower._core.orders, "the order")
     beats_pass(pair)
